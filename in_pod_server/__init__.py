@@ -1,0 +1,1 @@
+"""What runs inside a sandbox pod: a daemon that owns processes, files and the home, and `dial`."""

@@ -1,0 +1,68 @@
+"""What host and pod must agree on. Constants only, standard library only.
+
+The host imports this module and nothing else of `in_pod_server`; a test holds the Dockerfile and
+the manifests against it. Raise `CONTRACT_VERSION` when an older peer could misread a newer one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONTRACT_VERSION: Final = 1
+
+# --- who and where -----------------------------------------------------------------------------
+CONTAINER: Final = "sandbox"
+USER: Final = "sandbox"
+UID: Final = 1000
+HOME: Final = "/home/sandbox"
+WORKSPACE: Final = "/workspace"
+"""The same volume as HOME, mounted a second time: the agent-sandbox example's paths hold."""
+
+APP_DIR: Final = "/app"
+RUN_DIR: Final = "/run/podpipe"
+"""A memory-backed emptyDir: sockets, journal, process logs. Survives a container restart."""
+PODINFO_DIR: Final = "/run/podinfo"
+"""A downwardAPI volume: the files of PODINFO_FILES, kept current by the kubelet."""
+TMP_DIR: Final = "/tmp"  # noqa: S108 - the path inside the pod, an emptyDir of its own
+SOCKET: Final = f"{RUN_DIR}/daemon.sock"
+
+PODINFO_UID: Final = "uid"
+PODINFO_ANNOTATIONS: Final = "annotations"
+
+# --- what is started ---------------------------------------------------------------------------
+PYTHON: Final = "/opt/podpipe/bin/python"
+"""The image's own interpreter with the pinned requirements; commands do not see it on PATH."""
+DAEMON_ARGV: Final = ("/usr/bin/tini", "--", PYTHON, "-I", "-m", "in_pod_server", "serve")
+DIAL_ARGV: Final = ("/usr/bin/python3", "-I", "-S", "-u", f"{APP_DIR}/in_pod_server/dial.py", SOCKET)
+"""What `kubectl exec -i` starts: -I and -S, because every import here is latency."""
+
+# --- names in the cluster ----------------------------------------------------------------------
+PREFIX: Final = "podpipe"
+FIELD_MANAGER: Final = "podpipe"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_SANDBOX: Final = f"{PREFIX}/sandbox"
+LABEL_USER: Final = f"{PREFIX}/user"
+ANNOTATION_USER_ID: Final = f"{PREFIX}/user-id"
+ANNOTATION_SESSION_ID: Final = f"{PREFIX}/session-id"
+ANNOTATION_NAME: Final = f"{PREFIX}/name"
+ANNOTATION_CREATED_AT: Final = f"{PREFIX}/created-at"
+ANNOTATION_EXPIRES_AT: Final = f"{PREFIX}/expires-at"
+ANNOTATION_STATE: Final = f"{PREFIX}/state"
+ANNOTATION_INCARNATION: Final = f"{PREFIX}/incarnation"
+
+# --- the hello: MCP `initialize`, its server info and capabilities.experimental[HELLO] -----------
+SERVER_NAME: Final = "podpipe-sandbox"
+HELLO: Final = "podpipe"
+HELLO_CONTRACT: Final = "contract"
+HELLO_BOOT_ID: Final = "boot_id"
+HELLO_POD_UID: Final = "pod_uid"
+
+# --- limits ------------------------------------------------------------------------------------
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""No message on the pipe is longer; the SDK's reader is quadratic in a message's length."""
+MAX_FILE_BYTES: Final = 5 * 1024 * 1024
+"""Default cap of the content tools (setting MAX_FILE_BYTES)."""
+CALL_LIMIT_SECONDS: Final = 45.0
+"""No call runs longer: MCP clients give up at 60 s, so it answers "still running" before that."""
+STOP_GRACE_SECONDS: Final = 10
+"""terminationGracePeriodSeconds of a pod with a PVC home."""
