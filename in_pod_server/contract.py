@@ -21,6 +21,8 @@ WORKSPACE: Final = "/workspace"
 APP_DIR: Final = "/app"
 RUN_DIR: Final = "/run/podpipe"
 """A memory-backed emptyDir: sockets, journal, process logs. Survives a container restart."""
+LOG_DIR: Final = "/var/log/podpipe"
+"""An emptyDir on disk, outside the home and outside /tmp: what commands wrote."""
 PODINFO_DIR: Final = "/run/podinfo"
 """A downwardAPI volume: the files of PODINFO_FILES, kept current by the kubelet."""
 TMP_DIR: Final = "/tmp"  # noqa: S108 - the path inside the pod, an emptyDir of its own
@@ -56,6 +58,9 @@ HELLO: Final = "podpipe"
 HELLO_CONTRACT: Final = "contract"
 HELLO_BOOT_ID: Final = "boot_id"
 HELLO_POD_UID: Final = "pod_uid"
+
+# --- environment of the container, set by the manifest and read once by the daemon ---------------
+ENV_MAX_FILE_BYTES: Final = "PODPIPE_MAX_FILE_BYTES"
 
 # --- limits ------------------------------------------------------------------------------------
 MAX_MESSAGE_BYTES: Final = 1 << 20
