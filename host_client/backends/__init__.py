@@ -1,0 +1,1 @@
+"""The kinds of objects that a sandbox can be made of; `pod` is the plain one."""

@@ -1,0 +1,272 @@
+"""Settings: the only reader of the environment on the host.
+
+Every setting has one row in `SETTINGS_HELP` (README's table is held against it by a test). Values
+come from the process environment first, then from a `.env` file (`PODPIPE_ENV_FILE`, or `.env` in
+the working folder).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+from host_client.errors import UsageError
+from host_client.identity import default_user, user_key
+from in_pod_server.contract import MAX_FILE_BYTES
+
+SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
+    "NAMESPACE": ("sandbox-system", "where sandboxes live; made if absent and allowed"),
+    "SANDBOX_IMAGE": ("sandbox-base:latest", "image of every sandbox"),
+    "RUNTIME_CLASS": (
+        "gvisor",
+        "pod runtime class; empty means the cluster default; unset falls back to it with a warning",
+    ),
+    "STORAGE_BACKEND": ("pvc", "where homes live; only pvc so far"),
+    "DEFAULT_STORAGE_SIZE": ("10Gi", "size of a new home"),
+    "DEFAULT_STORAGE_CLASS": (
+        "standard",
+        "storage class of a new home; unset falls back to the cluster's default with a warning",
+    ),
+    "DEFAULT_TTL_MINUTES": ("60", "lifetime of a sandbox unless create says otherwise"),
+    "MAX_TTL_MINUTES": ("1440", "longest lifetime; also the pod's activeDeadlineSeconds"),
+    "DEFAULT_CPU_LIMIT": ("2", "CPU limit of a sandbox"),
+    "DEFAULT_MEMORY_LIMIT": ("4Gi", "memory limit of a sandbox"),
+    "CPU_REQUEST": ("100m", "CPU request, so that many sandboxes fit one node"),
+    "MEMORY_REQUEST": ("256Mi", "memory request"),
+    "EPHEMERAL_STORAGE_LIMIT": ("8Gi", "scratch disk of a sandbox: /tmp and logs"),
+    "MAX_FILE_BYTES": (str(MAX_FILE_BYTES), "cap of read_file and write_file, in bytes"),
+    "IMAGE_PULL_SECRETS": ("", "names of pull secrets in the namespace, comma-separated"),
+    "KUBECONFIG": ("~/.kube/config", "as kubectl reads it"),
+    "PODPIPE_CONTEXT": ("", "kubeconfig context; empty means the current one, pinned at start"),
+    "PODPIPE_KUBECTL": ("", "path of kubectl; empty means the first found"),
+    "PODPIPE_USER": ("OS user @ machine", "whose sandboxes and home; never a tool's argument"),
+    "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
+    "PODPIPE_TOOLSET": ("default", "tools that serve offers: default, blobs, or both"),
+    "PODPIPE_ENV_FILE": (".env", "file with further settings, NAME=value a line"),
+    "PODPIPE_LOG_LEVEL": ("WARNING", "what goes to stderr: DEBUG, INFO, WARNING, ERROR"),
+}
+"""Name of each setting: its default as a person reads it, and its meaning."""
+
+TOOLSETS = ("default", "blobs")
+MAX_ENV_FILE_BYTES = 64 * 1024
+
+_QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
+_SCALE = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "P": Decimal(10) ** 15,
+    "E": Decimal(10) ** 18,
+    "Ki": Decimal(2) ** 10,
+    "Mi": Decimal(2) ** 20,
+    "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40,
+    "Pi": Decimal(2) ** 50,
+    "Ei": Decimal(2) ** 60,
+}
+
+
+def quantity(text: str, what: str) -> Decimal:
+    """The value of a Kubernetes quantity such as 500m, 2 or 4Gi.
+
+    Args:
+        text: the quantity.
+        what: the setting or argument it came from, for the error.
+
+    Raises:
+        UsageError: not a positive quantity.
+    """
+    match = _QUANTITY.fullmatch(text)
+    value = Decimal(match[1]) * _SCALE[match[2] or ""] if match else Decimal(0)
+    if value <= 0:
+        raise UsageError(f"{what}={text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, resolved once. `from_env` makes one; tests may build one directly."""
+
+    namespace: str = "sandbox-system"
+    image: str = "sandbox-base:latest"
+    runtime_class: str | None = None
+    """None: gvisor where the cluster has it. Empty: the cluster's default."""
+    storage_size: str = "10Gi"
+    storage_class: str | None = None
+    """None: `standard` where the cluster has it, otherwise its default class."""
+    ttl_minutes: int = 60
+    max_ttl_minutes: int = 1440
+    cpu_limit: str = "2"
+    memory_limit: str = "4Gi"
+    cpu_request: str = "100m"
+    memory_request: str = "256Mi"
+    ephemeral_storage_limit: str = "8Gi"
+    max_file_bytes: int = MAX_FILE_BYTES
+    pull_secrets: tuple[str, ...] = ()
+    context: str = ""
+    kubectl: str = ""
+    user: str = "user"
+    session: str = ""
+    toolsets: tuple[str, ...] = ("default",)
+    log_level: str = "WARNING"
+    env_file: Path | None = None
+    """The `.env` file that was read, if any."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What kubectl and its credential plugins are started with."""
+
+    @property
+    def user_key(self) -> str:
+        """The user's key in labels and object names."""
+        return user_key(self.user)
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Settings:
+        """Read the environment and the `.env` file.
+
+        Args:
+            environ: the environment; the process's own by default.
+            cwd: where a relative env file is looked for; the working folder by default.
+
+        Raises:
+            UsageError: a setting is malformed, or an env file that was named is not readable.
+        """
+        process = dict(os.environ if environ is None else environ)
+        env_file, from_file = _read_env_file(process, cwd or Path.cwd())
+        env = {**from_file, **process}
+
+        def text(name: str, default: str) -> str:
+            return env.get(name, default).strip() or default
+
+        def minutes(name: str, default: int) -> int:
+            return _integer(env.get(name, ""), name, default, 1, 365 * 24 * 60)
+
+        if "PODPIPE_USER" in env and not env["PODPIPE_USER"].strip():
+            raise UsageError("PODPIPE_USER is set but empty; name the user, or unset it")
+        if (storage := text("STORAGE_BACKEND", "pvc")) != "pvc":
+            raise UsageError(f"STORAGE_BACKEND={storage!r} is not supported; use pvc")
+        defaults = cls()
+        settings = cls(
+            namespace=_label(text("NAMESPACE", defaults.namespace), "NAMESPACE"),
+            image=text("SANDBOX_IMAGE", defaults.image),
+            runtime_class=env.get("RUNTIME_CLASS"),
+            storage_size=text("DEFAULT_STORAGE_SIZE", defaults.storage_size),
+            storage_class=env.get("DEFAULT_STORAGE_CLASS"),
+            ttl_minutes=minutes("DEFAULT_TTL_MINUTES", defaults.ttl_minutes),
+            max_ttl_minutes=minutes("MAX_TTL_MINUTES", defaults.max_ttl_minutes),
+            cpu_limit=text("DEFAULT_CPU_LIMIT", defaults.cpu_limit),
+            memory_limit=text("DEFAULT_MEMORY_LIMIT", defaults.memory_limit),
+            cpu_request=text("CPU_REQUEST", defaults.cpu_request),
+            memory_request=text("MEMORY_REQUEST", defaults.memory_request),
+            ephemeral_storage_limit=text(
+                "EPHEMERAL_STORAGE_LIMIT", defaults.ephemeral_storage_limit
+            ),
+            max_file_bytes=_integer(
+                env.get("MAX_FILE_BYTES", ""), "MAX_FILE_BYTES", MAX_FILE_BYTES, 1, 1 << 30
+            ),
+            pull_secrets=tuple(_words(env.get("IMAGE_PULL_SECRETS", ""))),
+            context=text("PODPIPE_CONTEXT", ""),
+            kubectl=text("PODPIPE_KUBECTL", ""),
+            user=env.get("PODPIPE_USER", "") or default_user(),
+            session=env.get("PODPIPE_SESSION", ""),
+            toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
+            log_level=_log_level(text("PODPIPE_LOG_LEVEL", defaults.log_level)),
+            env_file=env_file,
+            environment=process | ({"KUBECONFIG": k} if (k := env.get("KUBECONFIG", "")) else {}),
+        )
+        user_key(settings.user)
+        for name in (
+            "storage_size",
+            "cpu_limit",
+            "memory_limit",
+            "cpu_request",
+            "memory_request",
+            "ephemeral_storage_limit",
+        ):
+            quantity(getattr(settings, name), name.upper())
+        if settings.ttl_minutes > settings.max_ttl_minutes:
+            raise UsageError(
+                f"DEFAULT_TTL_MINUTES={settings.ttl_minutes} is above "
+                f"MAX_TTL_MINUTES={settings.max_ttl_minutes}"
+            )
+        return settings
+
+
+def _read_env_file(process: Mapping[str, str], cwd: Path) -> tuple[Path | None, dict[str, str]]:
+    named = process.get("PODPIPE_ENV_FILE", "")
+    path = (cwd / (named or ".env")).resolve()
+    try:
+        if not named and not path.is_file():
+            return None, {}
+        raw = path.read_bytes()[:MAX_ENV_FILE_BYTES]
+    except OSError as error:
+        if not named:
+            return None, {}
+        raise UsageError(f"PODPIPE_ENV_FILE={named!r} is not readable: {error.strerror}") from error
+    values: dict[str, str] = {}
+    for number, line in enumerate(raw.decode("utf-8", "replace").split("\n"), 1):
+        entry = line.strip().removeprefix("export ").strip()
+        if not entry or entry.startswith("#"):
+            continue
+        name, equals, value = entry.partition("=")
+        name = name.strip()
+        if name not in SETTINGS_HELP:
+            continue  # a project's own .env holds other people's settings too
+        try:
+            words = shlex.split(value, comments=True)
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}: {error} in the value of {name}") from None
+        if not equals or len(words) > 1:
+            raise UsageError(
+                f"{path}, line {number}: expected {name}=value, quoted if it has spaces"
+            )
+        values[name] = words[0] if words else ""
+    return path, values
+
+
+def _integer(text: str, name: str, default: int, low: int, high: int) -> int:
+    if not text.strip():
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise UsageError(f"{name}={text!r} has to be a whole number from {low} to {high}")
+    return value
+
+
+def _label(text: str, name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise UsageError(
+            f"{name}={text!r} is not a Kubernetes name: lower-case letters, digits, '-'"
+        )
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,]+", text) if word]
+
+
+def _toolsets(text: str) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(_words(text)))
+    if unknown := [name for name in chosen if name not in TOOLSETS]:
+        raise UsageError(
+            f"PODPIPE_TOOLSET names {', '.join(unknown)}; known are {', '.join(TOOLSETS)}"
+        )
+    return chosen
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+        raise UsageError(f"PODPIPE_LOG_LEVEL={text!r} has to be DEBUG, INFO, WARNING or ERROR")
+    return text.upper()

@@ -1,0 +1,396 @@
+"""Short kubectl calls, and the argv of the long one. The only module that runs kubectl by `sh`.
+
+The cluster is pinned when a `Kubectl` is made: kubeconfig files, context, server and namespace go
+into every call, so a switched current-context cannot send a call elsewhere, and a context that was
+edited to point to another server is refused. Credentials may change; they are read by kubectl anew.
+
+kubectl's exit code is not evidence of what happened in the cluster: a call that succeeded is
+believed by the JSON that it printed, one that failed is classified by its stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import sh
+import yaml
+
+from host_client.config import Settings
+from host_client.errors import (
+    STDERR_TAIL,
+    AlreadyExists,
+    ApiUnreachable,
+    Conflict,
+    Forbidden,
+    KubectlError,
+    NotFound,
+    PrerequisiteError,
+)
+from in_pod_server.contract import CONTAINER, FIELD_MANAGER
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_SECONDS = 15.0
+"""One short call, discovery and a slow credential plugin included; the user waits for it."""
+REQUEST_TIMEOUT_SECONDS = 8
+"""kubectl's own bound for one HTTP request within a call."""
+
+_COMMON_DIRS = (
+    "/usr/local/bin",
+    "/opt/homebrew/bin",
+    "/usr/bin",
+    "/snap/bin",
+    "~/.rd/bin",
+    "~/bin",
+)
+"""Where kubectl is looked for beside PATH: desktop programs start us with a short one."""
+
+Object = dict[str, Any]
+"""A Kubernetes object, list or review as parsed JSON."""
+
+
+def find_kubectl(settings: Settings) -> str:
+    """The absolute path of the kubectl to use.
+
+    Raises:
+        PrerequisiteError: none was found, or the one that was named is not executable.
+    """
+    path = settings.environment.get("PATH", os.defpath)
+    if settings.kubectl:
+        if found := shutil.which(Path(settings.kubectl).expanduser(), path=path):
+            return str(Path(found).absolute())
+        raise PrerequisiteError(
+            f"PODPIPE_KUBECTL={settings.kubectl!r} is not an executable file; "
+            "give the absolute path of kubectl"
+        )
+    places = os.pathsep.join([path, *(str(Path(d).expanduser()) for d in _COMMON_DIRS)])
+    if found := shutil.which("kubectl", path=places):
+        return str(Path(found).absolute())
+    raise PrerequisiteError(
+        "kubectl was not found on PATH or in the usual folders; install it "
+        "(https://kubernetes.io/docs/tasks/tools/) or set PODPIPE_KUBECTL to its absolute path"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cluster that this process talks to, for its whole life.
+
+    Args:
+        kubeconfig: absolute paths, merged as kubectl does; empty inside a pod without one.
+        context: name of the kubeconfig context; empty inside a pod without a kubeconfig.
+        server: URL of the API server that the context named when it was resolved.
+    """
+
+    kubeconfig: tuple[Path, ...]
+    context: str
+    server: str
+    stamps: tuple[tuple[int, int] | None, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def resolve(cls, settings: Settings) -> Target:
+        """Read the kubeconfig files and pin context and server. Touches no network.
+
+        Raises:
+            PrerequisiteError: there is no kubeconfig, it does not parse, it names no current
+                context, or the context or its cluster does not exist.
+        """
+        named = settings.environment.get("KUBECONFIG", "")
+        home = Path(settings.environment.get("HOME", "~")).expanduser()
+        files = [Path(p).absolute() for p in named.split(os.pathsep) if p] or [
+            home / ".kube" / "config"
+        ]
+        if not any(path.is_file() for path in files):
+            if not named and settings.environment.get("KUBERNETES_SERVICE_HOST"):
+                return cls((), "", "in-cluster")
+            raise PrerequisiteError(
+                f"no kubeconfig: {', '.join(map(str, files))} does not exist; set KUBECONFIG to the "
+                "file that reaches your cluster, or make one with `scripts/cluster up`"
+            )
+        context, server = _context_and_server(files, settings.context)
+        return cls(tuple(files), context, server, tuple(_stamp(path) for path in files))
+
+    def check(self) -> None:
+        """Refuse to go on if the pinned context now points to another server.
+
+        Raises:
+            PrerequisiteError: it does, or it is gone.
+        """
+        if self.stamps == tuple(_stamp(path) for path in self.kubeconfig):
+            return
+        _, server = _context_and_server(self.kubeconfig, self.context)
+        if server != self.server:
+            raise PrerequisiteError(
+                f"kubeconfig context {self.context!r} pointed to {self.server} when podpipe started "
+                f"and now points to {server}; nothing was sent. Restart podpipe to use the new one"
+            )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _context_and_server(files: Sequence[Path], wanted: str) -> tuple[str, str]:
+    """Merge kubeconfig files as kubectl does: the first to set a value or a name wins."""
+    current = ""
+    contexts: dict[str, str] = {}
+    clusters: dict[str, str] = {}
+    for path in files:
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = str(error).split("\n", 1)[0]
+            raise PrerequisiteError(f"kubeconfig {path} cannot be read: {reason}") from error
+        if not isinstance(content, dict):
+            continue
+        current = current or str(content.get("current-context") or "")
+        for entry in _entries(content, "contexts", "context"):
+            contexts.setdefault(entry[0], str(entry[1].get("cluster", "")))
+        for entry in _entries(content, "clusters", "cluster"):
+            clusters.setdefault(entry[0], str(entry[1].get("server", "")))
+    known = ", ".join(sorted(contexts)) or "none"
+    where = ", ".join(map(str, files))
+    name = wanted or current
+    if not name:
+        raise PrerequisiteError(
+            f"kubeconfig {where} has no current context; set PODPIPE_CONTEXT (known: {known})"
+        )
+    if name not in contexts:
+        raise PrerequisiteError(
+            f"context {name!r} does not exist in kubeconfig {where} (known: {known}); "
+            "set PODPIPE_CONTEXT to one of them"
+        )
+    if not clusters.get(contexts[name]):
+        raise PrerequisiteError(
+            f"context {name!r} in kubeconfig {where} names cluster {contexts[name]!r}, "
+            "which has no server"
+        )
+    return name, clusters[contexts[name]]
+
+
+def _entries(content: Mapping[str, Any], plural: str, singular: str) -> list[tuple[str, Object]]:
+    found = content.get(plural)
+    return [
+        (str(item.get("name", "")), item.get(singular) or {})
+        for item in (found if isinstance(found, list) else [])
+        if isinstance(item, dict)
+    ]
+
+
+class Kubectl:
+    """kubectl against one pinned cluster and namespace.
+
+    Args:
+        settings: which kubectl, kubeconfig, context and namespace.
+
+    Raises:
+        PrerequisiteError: from `find_kubectl` or `Target.resolve`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = find_kubectl(settings)
+        self.target = Target.resolve(settings)
+        self.namespace = settings.namespace
+        self.environment = dict(settings.environment)
+        if self.target.kubeconfig:
+            self.environment["KUBECONFIG"] = os.pathsep.join(map(str, self.target.kubeconfig))
+
+    def argv(self, *args: str) -> list[str]:
+        """A whole kubectl command line with the pinned context and namespace."""
+        context = [f"--context={self.target.context}"] if self.target.context else []
+        return [self.path, *context, f"--namespace={self.namespace}", *args]
+
+    def exec_argv(self, pod: str, command: Sequence[str]) -> list[str]:
+        """The command line of `kubectl exec -i` into a sandbox pod; never a terminal."""
+        return self.argv("exec", "-i", "-q", pod, "-c", CONTAINER, "--", *command)
+
+    def raw_path(self, resource: str, name: str = "") -> str:
+        """The API path of a core resource in the namespace."""
+        return f"/api/v1/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
+
+    async def run(self, *args: str, stdin: str = "", timeout: float = CALL_TIMEOUT_SECONDS) -> str:
+        """One short call.
+
+        Args:
+            args: the subcommand and its arguments.
+            stdin: what kubectl reads; nothing by default, so that no credential plugin can ask.
+            timeout: seconds until kubectl is killed.
+
+        Returns:
+            What kubectl wrote to stdout.
+
+        Raises:
+            KubectlError: or the subclass that stderr tells.
+            PrerequisiteError: the context points elsewhere by now.
+        """
+        self.target.check()
+        argv = self.argv(f"--request-timeout={REQUEST_TIMEOUT_SECONDS}s", *args)
+        return await anyio.to_thread.run_sync(self._call, argv, stdin, timeout)
+
+    def _call(self, argv: list[str], stdin: str, timeout: float) -> str:
+        log.debug("run %s", argv)
+        try:
+            command = sh.Command(argv[0])(
+                *argv[1:],
+                _in=stdin,
+                _tty_out=False,
+                _env=self.environment,
+                _timeout=timeout,
+                _encoding="utf-8",
+                _decode_errors="replace",
+                _truncate_exc=False,
+                _return_cmd=True,
+            )
+        except sh.TimeoutException as error:
+            raise ApiUnreachable(
+                f"no answer from kubectl within {timeout:g} s ({self._where()}); check the network, "
+                "and the credential plugin of the kubeconfig",
+                argv=argv,
+            ) from error
+        except sh.ErrorReturnCode as error:
+            stderr = error.stderr.decode("utf-8", "replace")
+            raise self._classified(argv, error.exit_code, stderr) from None
+        except (OSError, sh.CommandNotFound) as error:
+            raise PrerequisiteError(f"kubectl cannot be started ({argv[0]}): {error}") from error
+        stdout: bytes = command.stdout
+        return stdout.decode("utf-8", "replace")
+
+    def _where(self) -> str:
+        return f"API server {self.target.server}, context {self.target.context!r}"
+
+    def _classified(self, argv: list[str], returncode: int, stderr: str) -> KubectlError:
+        """The error that kubectl's stderr tells of, with what to do about it."""
+        # klog lines (E1129 ...) repeat what the last plain line says better.
+        lines = [s for s in stderr.strip().split("\n") if s and not re.match(r"[EIWF]\d{4} ", s)]
+        text = ("\n".join(lines) or stderr.strip())[-STDERR_TAIL:]
+        kind, message = KubectlError, text or f"kubectl ended with code {returncode} and no word"
+        if "(NotFound)" in text:
+            kind = NotFound
+        elif "(AlreadyExists)" in text:
+            kind = AlreadyExists
+        elif "(Conflict)" in text or "Apply failed with" in text:
+            kind = Conflict
+        elif "(Forbidden)" in text or "(Unauthorized)" in text or "must be logged in" in text:
+            kind = Forbidden
+        elif _UNREACHABLE.search(text):
+            kind = ApiUnreachable
+            message = (
+                f"{self._where()} does not answer: {text.splitlines()[-1]}; check that the cluster "
+                "is up and that the kubeconfig is current"
+            )
+        return kind(message, argv=argv, returncode=returncode, stderr=stderr[-STDERR_TAIL:])
+
+    async def json(self, *args: str, stdin: str = "") -> Object:
+        """A call that prints JSON, parsed.
+
+        Raises:
+            KubectlError: the call failed, or printed something else than a JSON object.
+        """
+        out = await self.run(*args, stdin=stdin)
+        try:
+            parsed = json.loads(out)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise KubectlError(
+                f"kubectl succeeded but printed no JSON object: {out[:200]!r}",
+                argv=self.argv(*args),
+            )
+        return parsed
+
+    async def get(self, resource: str, name: str) -> Object | None:
+        """One object, or None where the API says 404."""
+        try:
+            return await self.json("get", "--raw", self.raw_path(resource, name))
+        except NotFound:
+            return None
+
+    async def select(self, resources: str, selector: str) -> list[Object]:
+        """All objects of the kinds `resources` (comma-separated) with these labels."""
+        listed = await self.json("get", resources, "-l", selector, "-o", "json")
+        return [item for item in listed.get("items", []) if isinstance(item, dict)]
+
+    async def create(self, manifest: Object) -> Object:
+        """Create an object that must not exist yet; the API decides who is first.
+
+        Raises:
+            AlreadyExists: it does.
+        """
+        return await self.json(
+            "create", "-f", "-", "-o", "json", f"--field-manager={FIELD_MANAGER}",
+            stdin=json.dumps(manifest),
+        )  # fmt: skip
+
+    async def apply(self, manifests: Sequence[Object]) -> list[Object]:
+        """Apply objects server-side, as they are now in the cluster.
+
+        Conflicts are never forced: a field that somebody else owns is theirs.
+
+        Raises:
+            Conflict: an object of that name has fields of another manager.
+        """
+        bundle = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        out = await self.json(
+            "apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "-f", "-", "-o", "json",
+            stdin=json.dumps(bundle),
+        )  # fmt: skip
+        return out["items"] if out.get("kind") == "List" else [out]
+
+    async def annotate(self, resource: str, name: str, changes: Object, *, version: str) -> Object:
+        """Change annotations of an object if it still is at `version` (compare-and-swap).
+
+        Raises:
+            Conflict: it has changed since.
+            NotFound: it is gone.
+        """
+        patch = {"metadata": {"resourceVersion": version, "annotations": changes}}
+        return await self.json(
+            "patch", resource, name, "--type=merge", f"--field-manager={FIELD_MANAGER}",
+            "-o", "json", "-p", json.dumps(patch),
+        )  # fmt: skip
+
+    async def delete(self, resource: str, name: str, *, uid: str) -> bool:
+        """Delete the very object that has this uid, its dependants with it.
+
+        Returns:
+            Whether there was one; False also where the name now belongs to another object.
+        """
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            await self.run(
+                "delete", "--raw", self.raw_path(resource, name), "-f", "-",
+                stdin=json.dumps(options),
+            )  # fmt: skip
+        except (NotFound, Conflict):
+            return False
+        return True
+
+
+_UNREACHABLE = re.compile(
+    r"was refused - did you specify the right host|Unable to connect to the server|"
+    r"i/o timeout|no such host|deadline exceeded|TLS handshake timeout|connection reset by peer|"
+    r"no route to host|network is unreachable|Client\.Timeout|\bEOF$|certificate|"
+    r"ServiceUnavailable|getting credentials",
+    re.MULTILINE,
+)

@@ -1,0 +1,108 @@
+"""Templates to objects: jinja2 in, parsed YAML out, no value able to change the structure.
+
+Every `{{ expression }}` passes through `yaml_scalar`, which dumps it as a YAML value of its own:
+strings come out double-quoted and escaped, whatever they hold. Templates need no quotes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from host_client.config import Settings
+from host_client.identity import home_claim
+from host_client.sandbox import Sandbox, timestamp
+from in_pod_server import contract
+
+MANIFESTS = Path(__file__).resolve().parent.parent / "manifests"
+
+Object = dict[str, Any]
+
+
+def yaml_scalar(value: object) -> str:
+    """`value` as YAML that stands on one line and means nothing else.
+
+    Stock `tojson` is not YAML-safe (surrogate pairs, C1 controls); PyYAML's own dumper is.
+
+    Raises:
+        yaml.YAMLError: a type that YAML has no plain form for.
+        UnicodeEncodeError: a lone surrogate, which no API object can hold.
+    """
+    if isinstance(value, str):
+        value.encode()
+    dumped: str = yaml.safe_dump(
+        value, default_style='"' if isinstance(value, str) else None, default_flow_style=True,
+        allow_unicode=False, width=1_000_000, sort_keys=False,
+    )  # fmt: skip
+    return dumped.removesuffix("\n").removesuffix("\n...")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(  # noqa: S701 - YAML, not HTML: the finalizer escapes
+        loader=jinja2.FileSystemLoader(MANIFESTS),
+        undefined=jinja2.StrictUndefined,
+        finalize=yaml_scalar,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["timestamp"] = timestamp
+    environment.globals["c"] = contract
+    return environment
+
+
+def _render(template: str, **values: object) -> Object:
+    text = _environment().get_template(template).render(**values)
+    (document,) = list(yaml.safe_load_all(text))
+    return document  # type: ignore[no-any-return]
+
+
+def namespace(settings: Settings) -> Object:
+    """The namespace, with restricted Pod Security enforced."""
+    return _render("namespace.yaml.j2", namespace=settings.namespace)
+
+
+def record(sandbox: Sandbox, settings: Settings) -> Object:
+    """The record of a sandbox."""
+    return _render("record.yaml.j2", sandbox=sandbox, namespace=settings.namespace)
+
+
+def home(settings: Settings, storage_class: str) -> Object:
+    """The user's home claim.
+
+    Args:
+        settings: whose, and how large.
+        storage_class: empty for the cluster's default.
+    """
+    return _render(
+        "home.yaml.j2",
+        namespace=settings.namespace,
+        home_claim=home_claim(settings.user_key),
+        user_key=settings.user_key,
+        user_id=settings.user,
+        storage_class=storage_class,
+        storage_size=settings.storage_size,
+    )
+
+
+def pod(sandbox: Sandbox, settings: Settings, runtime_class: str) -> Object:
+    """The pod of the sandbox's present incarnation.
+
+    Args:
+        sandbox: a record that the API has given a uid.
+        settings: namespace and pull secrets.
+        runtime_class: empty for the cluster's default.
+    """
+    return _render(
+        "pod.yaml.j2",
+        sandbox=sandbox,
+        namespace=settings.namespace,
+        home_claim=home_claim(sandbox.user_key),
+        runtime_class=runtime_class,
+        pull_secrets=settings.pull_secrets,
+    )

@@ -1,0 +1,301 @@
+"""What a sandbox is: its record, its present pod, and what the two say together. Pure data.
+
+Times are aware UTC datetimes; in the cluster they are RFC 3339 with a Z.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self
+
+from host_client.config import Settings, quantity
+from host_client.errors import PodpipeError, UsageError
+from in_pod_server import contract as c
+
+Object = Mapping[str, Any]
+
+RecordState = Literal["Running", "Suspended"]
+"""What the record asks for; the pod shows what is."""
+
+Phase = Literal["running", "starting", "stopping", "suspended", "expired", "failed"]
+"""What a person is told; `failed` carries a reason."""
+
+UNSCHEDULABLE_GRACE_SECONDS = 8.0
+"""A new volume makes a pod unschedulable for a moment; longer than this it is the cluster's word."""
+CRASHES_BEFORE_FAILED = 2
+"""Restarts of a container that never became ready before its launch counts as failed."""
+
+_NOT_PULLABLE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+_NOT_STARTABLE = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+)
+
+
+def timestamp(when: datetime) -> str:
+    """RFC 3339 in UTC with a Z, to the second."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """The aware UTC datetime that `text` gives.
+
+    Raises:
+        ValueError: not RFC 3339, or without a time zone.
+    """
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return when.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox was asked to be; kept in the record, so that resume makes the same again."""
+
+    image: str
+    cpu_limit: str
+    memory_limit: str
+    cpu_request: str
+    memory_request: str
+    ephemeral_storage_limit: str
+    max_ttl_minutes: int
+    max_file_bytes: int
+
+    @classmethod
+    def from_settings(cls, settings: Settings, cpu_limit: str = "", memory_limit: str = "") -> Self:
+        """The spec that settings and the caller's limits make.
+
+        Args:
+            settings: defaults and requests.
+            cpu_limit: a Kubernetes quantity; empty for the default.
+            memory_limit: likewise.
+
+        Raises:
+            UsageError: a limit is no quantity.
+        """
+        cpu = cpu_limit or settings.cpu_limit
+        memory = memory_limit or settings.memory_limit
+        return cls(
+            image=settings.image,
+            cpu_limit=cpu,
+            memory_limit=memory,
+            # A request above the limit is refused by the API, so a small sandbox asks for less.
+            cpu_request=_smaller(settings.cpu_request, cpu, "cpu_limit"),
+            memory_request=_smaller(settings.memory_request, memory, "memory_limit"),
+            ephemeral_storage_limit=settings.ephemeral_storage_limit,
+            max_ttl_minutes=settings.max_ttl_minutes,
+            max_file_bytes=settings.max_file_bytes,
+        )
+
+    def to_json(self) -> str:
+        """The form in which the record keeps it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def _smaller(request: str, limit: str, what: str) -> str:
+    return limit if quantity(limit, what) < quantity(request, "request") else request
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A record, as read from the cluster or about to be written.
+
+    `uid` and `version` are empty until the API has given them.
+    """
+
+    id: str
+    name: str
+    user_key: str
+    user_id: str
+    session_id: str
+    created_at: datetime
+    expires_at: datetime
+    state: RecordState
+    incarnation: int
+    spec: SandboxSpec
+    uid: str = ""
+    version: str = ""
+
+    @property
+    def object_name(self) -> str:
+        """Name of the record."""
+        return object_name(self.id)
+
+    @property
+    def pod_name(self) -> str:
+        """Name of the present pod: two hosts that resume at once make the same one."""
+        return f"{self.object_name}-{self.incarnation}"
+
+    def expired(self, now: datetime) -> bool:
+        """Whether its time is over."""
+        return now >= self.expires_at
+
+    @classmethod
+    def from_record(cls, record: Object) -> Self:
+        """Parse a record.
+
+        Raises:
+            PodpipeError: a fact in it is missing or unreadable; the message names it.
+        """
+        metadata = record["metadata"]
+        labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+        try:
+            state = notes[c.ANNOTATION_STATE]
+            if state not in ("Running", "Suspended"):
+                raise ValueError(f"state {state!r}")
+            return cls(
+                id=labels[c.LABEL_SANDBOX],
+                name=notes.get(c.ANNOTATION_NAME, ""),
+                user_key=labels[c.LABEL_USER],
+                user_id=notes[c.ANNOTATION_USER_ID],
+                session_id=notes.get(c.ANNOTATION_SESSION_ID, ""),
+                created_at=parse_timestamp(notes[c.ANNOTATION_CREATED_AT]),
+                expires_at=parse_timestamp(notes[c.ANNOTATION_EXPIRES_AT]),
+                state=state,
+                incarnation=int(notes[c.ANNOTATION_INCARNATION]),
+                spec=SandboxSpec(**json.loads(record["data"]["spec"])),
+                uid=metadata["uid"],
+                version=metadata["resourceVersion"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PodpipeError(
+                f"the record ConfigMap {metadata.get('name')} is unreadable ({error!r}); it was left "
+                "untouched. Look at it with `kubectl get configmap -o yaml`; deleting it removes "
+                "the sandbox, never the home"
+            ) from error
+
+    def with_lifetime(self, now: datetime, ttl_minutes: int) -> Sandbox:
+        """The same, to expire `ttl_minutes` from now, as far as its pods can live.
+
+        Raises:
+            UsageError: outside 1 to the sandbox's own maximum.
+        """
+        if not 1 <= ttl_minutes <= self.spec.max_ttl_minutes:
+            raise UsageError(
+                f"ttl_minutes={ttl_minutes} has to be from 1 to {self.spec.max_ttl_minutes} "
+                "(setting MAX_TTL_MINUTES)"
+            )
+        wanted = now + timedelta(minutes=ttl_minutes)
+        latest = self.created_at + timedelta(minutes=self.spec.max_ttl_minutes)
+        return replace(self, expires_at=min(wanted, latest).replace(microsecond=0))
+
+
+def object_name(sandbox_id: str) -> str:
+    """Name of a sandbox's record, and the stem of its pods' names."""
+    return f"sandbox-{sandbox_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What podpipe reads of a Pod; None means "not published yet", not "empty"."""
+
+    name: str
+    uid: str
+    phase: str
+    deleting: bool
+    created_at: datetime
+    node: str | None
+    container_running: bool
+    waiting_reason: str | None
+    waiting_message: str
+    restarts: int
+    last_exit: str | None
+    """Why the container ended before, for example "OOMKilled, exit code 137"."""
+    unschedulable: str | None
+    ended_reason: str
+    """Why the whole pod ended, for example DeadlineExceeded or Evicted."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will never run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @classmethod
+    def from_object(cls, pod: Object) -> Self:
+        """Parse a Pod as the API gives it."""
+        metadata, status = pod["metadata"], pod.get("status", {})
+        container: Object = next(
+            (s for s in status.get("containerStatuses", []) if s.get("name") == c.CONTAINER), {}
+        )
+        state = container.get("state", {})
+        waiting = state.get("waiting", {})
+        ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+        scheduled: Object = next(
+            (s for s in status.get("conditions", []) if s.get("type") == "PodScheduled"), {}
+        )
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            phase=status.get("phase", "Pending"),
+            deleting="deletionTimestamp" in metadata,
+            created_at=parse_timestamp(metadata["creationTimestamp"]),
+            node=pod["spec"].get("nodeName"),
+            container_running="running" in state,
+            waiting_reason=waiting.get("reason"),
+            waiting_message=waiting.get("message", ""),
+            restarts=container.get("restartCount", 0),
+            last_exit=_exit_text(ended) if ended else None,
+            unschedulable=scheduled.get("message", "no node fits")
+            if scheduled.get("reason") == "Unschedulable"
+            else None,
+            ended_reason=": ".join(filter(None, (status.get("reason"), status.get("message")))),
+        )
+
+    def failure(self, now: datetime) -> tuple[str, str] | None:
+        """Why this pod will not come up: (Kubernetes' reason, its message), or None while it may.
+
+        Args:
+            now: the API server's time as far as known; only for how long it has been waiting.
+        """
+        if self.waiting_reason in _NOT_PULLABLE | _NOT_STARTABLE:
+            return self.waiting_reason, self.waiting_message
+        if self.waiting_reason == "CrashLoopBackOff" or (
+            self.restarts >= CRASHES_BEFORE_FAILED and not self.container_running
+        ):
+            return "CrashLoopBackOff", f"the container keeps ending: {self.last_exit}"
+        age = (now - self.created_at).total_seconds()
+        if self.unschedulable and age >= UNSCHEDULABLE_GRACE_SECONDS:
+            return "Unschedulable", self.unschedulable
+        return None
+
+    @property
+    def progress(self) -> str:
+        """What a pod that is not running yet is doing, in a few words."""
+        if self.unschedulable:
+            return f"waiting for a node: {self.unschedulable}"
+        if self.node is None:
+            return "waiting for a node"
+        if self.waiting_reason in (None, "ContainerCreating", "PodInitializing"):
+            return "mounting the home and pulling the image"
+        return f"{self.waiting_reason}"
+
+
+def _exit_text(terminated: Object) -> str:
+    reason = terminated.get("reason") or "ended"
+    return f"{reason}, exit code {terminated.get('exitCode')}"
+
+
+def phase(sandbox: Sandbox, pods: Sequence[PodView], now: datetime) -> Phase:
+    """What to tell of a sandbox, from its record and all its pods."""
+    if sandbox.expired(now):
+        return "expired"
+    if sandbox.state == "Suspended":
+        return "stopping" if any(not pod.ended for pod in pods) else "suspended"
+    pod = current_pod(sandbox, pods)
+    if pod is None or pod.deleting:
+        return "starting" if not any(p.ended for p in pods) else "suspended"
+    if pod.ended:
+        return "suspended" if pod.phase == "Succeeded" else "failed"
+    if pod.failure(now):
+        return "failed"
+    return "running" if pod.container_running else "starting"
+
+
+def current_pod(sandbox: Sandbox, pods: Sequence[PodView]) -> PodView | None:
+    """The pod of the record's present incarnation, if the cluster has it."""
+    return next((pod for pod in pods if pod.name == sandbox.pod_name), None)
