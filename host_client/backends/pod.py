@@ -24,6 +24,7 @@ from host_client.errors import (
     LaunchFailed,
     NameTaken,
     NotFound,
+    PodpipeError,
     SandboxNotFound,
 )
 from host_client.identity import home_claim
@@ -82,19 +83,23 @@ class PodBackend:
         items = await self._kubectl.select(
             f"{_CONFIGMAPS},{_PODS}", f"{c.LABEL_MANAGED_BY}={c.PREFIX},{selector}"
         )
-        records = {
-            sandbox.id: sandbox
-            for item in items
-            if item["kind"] == "ConfigMap"
-            for sandbox in [Sandbox.from_record(item)]
-        }
+        found: dict[str, tuple[Sandbox, list[PodView]]] = {}
+        by_uid: dict[str, list[PodView]] = {}
+        for item in items:
+            if item["kind"] != "ConfigMap":
+                continue
+            try:
+                sandbox = Sandbox.from_record(item)
+            except PodpipeError as error:
+                self._warn(str(error))  # one broken record must not hide the others
+                continue
+            found[sandbox.id] = (sandbox, by_uid.setdefault(sandbox.uid, []))
         # A pod counts only by its owner's uid: a label alone can be anybody's.
-        pods: dict[str, list[PodView]] = {sandbox.uid: [] for sandbox in records.values()}
         for item in items:
             for owner in item["metadata"].get("ownerReferences", []):
-                if item["kind"] == "Pod" and owner["uid"] in pods:
-                    pods[owner["uid"]].append(PodView.from_object(item))
-        return {key: (sandbox, pods[sandbox.uid]) for key, sandbox in records.items()}
+                if item["kind"] == "Pod" and owner["uid"] in by_uid:
+                    by_uid[owner["uid"]].append(PodView.from_object(item))
+        return found
 
     async def claim(self, sandbox: Sandbox) -> Sandbox:
         """Write the record of a new sandbox, making the namespace if that is what is missing.

@@ -1,0 +1,506 @@
+"""The life of sandboxes: create, find, start, suspend, resume, extend, destroy.
+
+Policy lives here (whose sandbox, expired or not, wait or fail); objects live in the backend. A call
+on a sandbox that is suspended, or whose pod ended, starts its next incarnation; a call on an
+expired one is refused for good. All waiting is polling of JSON, so that a reason to fail shows at
+once and a cancelled caller stops waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import anyio
+
+from host_client.config import Settings
+from host_client.errors import (
+    Conflict,
+    LaunchFailed,
+    PodpipeError,
+    SandboxExpired,
+    SandboxNotFound,
+    StillStarting,
+)
+from host_client.identity import is_sandbox_id, named_sandbox_id, new_sandbox_id, user_key
+from host_client.sandbox import (
+    Phase,
+    PodView,
+    Sandbox,
+    SandboxSpec,
+    current_pod,
+    phase,
+    timestamp,
+)
+from in_pod_server.contract import CALL_LIMIT_SECONDS, STOP_GRACE_SECONDS
+
+log = logging.getLogger(__name__)
+
+START_WAIT_SECONDS = CALL_LIMIT_SECONDS - 10.0
+"""How long one call waits for a pod; the rest of a client's patience is for the call itself."""
+STOP_WAIT_SECONDS = STOP_GRACE_SECONDS + 20.0
+"""A pod is gone a moment after its grace; much longer means a node that does not answer."""
+POLL_SECONDS = 0.15
+"""Pause between two looks at a pod; a look itself costs about as much."""
+
+Progress = Callable[[str], None]
+"""Told what is being waited for, in a few words, whenever that changes."""
+
+
+class Backend(Protocol):
+    """What the launcher needs of a kind of sandbox object; `backends.pod` has the details."""
+
+    warnings: list[str]
+
+    async def observe(self, sandbox_id: str) -> tuple[Sandbox, list[PodView]]:
+        """The record and all its pods, or SandboxNotFound."""
+
+    async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
+        """All readable records of a user with their pods."""
+
+    async def claim(self, sandbox: Sandbox) -> Sandbox:
+        """Write a new record, or NameTaken."""
+
+    async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
+        """Change state, incarnation and expiry by compare-and-swap, or Conflict."""
+
+    async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
+        """Tell a running pod its new expiry."""
+
+    async def home(self) -> Mapping[str, Any] | None:
+        """The user's home, None if it was never made, or NameTaken."""
+
+    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> tuple[PodView, str]:
+        """Make the present incarnation; the uid of the home if this made it."""
+
+    async def stop(self, pod: PodView) -> None:
+        """Ask for the end of this very pod."""
+
+    async def delete(self, sandbox: Sandbox) -> None:
+        """Delete the record and all that it owns."""
+
+    async def delete_home(self, uid: str) -> bool:
+        """Delete the home that has this uid."""
+
+    async def pods_left(self, sandbox: Sandbox) -> list[str]:
+        """Names of its pods that still exist."""
+
+    async def why_pending(self, pod: PodView) -> str:
+        """Recent warning events of a pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A sandbox as a person is told of it.
+
+    Args:
+        sandbox: its record.
+        phase: what it is doing.
+        pod: its present pod, if it has one.
+        detail: why it is starting or has failed; empty otherwise.
+    """
+
+    sandbox: Sandbox
+    phase: Phase
+    pod: PodView | None
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `--json` and of structured tool results."""
+        box = self.sandbox
+        return {
+            "sandbox_id": box.id,
+            "name": box.name,
+            "phase": self.phase,
+            "detail": self.detail,
+            "created_at": timestamp(box.created_at),
+            "expires_at": timestamp(box.expires_at),
+            "image": box.spec.image,
+            "cpu_limit": box.spec.cpu_limit,
+            "memory_limit": box.spec.memory_limit,
+            "pod": self.pod.name if self.pod else "",
+            "node": (self.pod.node or "") if self.pod else "",
+            "restarts": self.pod.restarts if self.pod else 0,
+            "user": box.user_id,
+            "session": box.session_id,
+        }
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody watches."""
+
+
+def utc_now() -> datetime:
+    """The present, to the second, aware."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+class Launcher:
+    """The sandboxes of one user.
+
+    Args:
+        backend: where they live.
+        settings: whose they are and how they are made.
+        now: the present, for expiry; tests move it.
+    """
+
+    def __init__(
+        self, backend: Backend, settings: Settings, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._key = user_key(settings.user)
+        self._now = now
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know about how sandboxes are made here."""
+        return self._backend.warnings
+
+    async def create(
+        self,
+        *,
+        name: str = "",
+        ttl_minutes: int = 0,
+        cpu_limit: str = "",
+        memory_limit: str = "",
+        progress: Progress = _silent,
+    ) -> Status:
+        """Make a sandbox and wait until its container runs, at most `START_WAIT_SECONDS`.
+
+        Args:
+            name: for a lasting one, found again by this name; empty for a random id.
+            ttl_minutes: lifetime; 0 for the setting's default.
+            cpu_limit: Kubernetes quantity; empty for the default.
+            memory_limit: likewise.
+            progress: told what is being waited for.
+
+        Returns:
+            Its status: running, or still starting with a detail.
+
+        Raises:
+            UsageError: an argument makes no sense; nothing was made.
+            NameTaken: the name or the home's name is not free; nothing was made.
+            LaunchFailed: the pod cannot start; what this call made was deleted again.
+        """
+        now = self._now()
+        spec = SandboxSpec.from_settings(self._settings, cpu_limit, memory_limit)
+        draft = Sandbox(
+            id=named_sandbox_id(self._key, name) if name else new_sandbox_id(),
+            name=name,
+            user_key=self._key,
+            user_id=self._settings.user,
+            session_id=self._settings.session,
+            created_at=now,
+            expires_at=now,
+            state="Running",
+            incarnation=1,
+            spec=spec,
+        ).with_lifetime(now, ttl_minutes or self._settings.ttl_minutes)
+        progress("asking the cluster")
+        home = await self._backend.home()
+        sandbox = await self._backend.claim(draft)
+        made_home = ""
+        try:
+            pod, made_home = await self._backend.start(sandbox, home)
+            return await self._started(sandbox, pod, START_WAIT_SECONDS, progress)
+        except StillStarting as waiting:
+            return Status(sandbox, "starting", None, waiting.detail)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._undo(sandbox, made_home)
+            raise
+
+    async def _undo(self, sandbox: Sandbox, made_home: str) -> None:
+        """Remove what a failed create made; what cannot be removed is logged by name."""
+        try:
+            with anyio.fail_after(STOP_WAIT_SECONDS):
+                await self._backend.delete(sandbox)
+                await self._gone(sandbox)
+                if made_home:
+                    await self._backend.delete_home(made_home)
+        except (PodpipeError, TimeoutError) as error:
+            log.exception("sandbox %s could not be cleaned up", sandbox.id, exc_info=error)
+
+    async def find(self, ref: str) -> tuple[Sandbox, list[PodView]]:
+        """This user's sandbox with the id or name `ref`, and its pods.
+
+        Raises:
+            SandboxNotFound: there is none, or it is somebody else's (which is not told).
+        """
+        missing = SandboxNotFound(
+            f"no sandbox {ref[:80]!r} of user {self._settings.user!r} in namespace "
+            f"{self._settings.namespace}; `podpipe list` (list_sandboxes) shows what there is"
+        )
+        if not is_sandbox_id(ref):
+            raise missing
+        candidates = [ref]
+        if len(ref) <= 40:
+            candidates.append(named_sandbox_id(self._key, ref))
+        for sandbox_id in candidates:
+            try:
+                sandbox, pods = await self._backend.observe(sandbox_id)
+            except SandboxNotFound:
+                continue
+            if sandbox.user_id == self._settings.user:
+                return sandbox, pods
+        raise missing
+
+    async def list_all(self) -> list[Status]:
+        """All of this user's sandboxes, oldest first."""
+        return [
+            self._status(sandbox, pods)
+            for sandbox, pods in await self._backend.owned_by(self._key)
+            if sandbox.user_id == self._settings.user
+        ]
+
+    async def status(self, ref: str) -> Status:
+        """One sandbox, as it is now."""
+        return self._status(*await self.find(ref))
+
+    def _status(self, sandbox: Sandbox, pods: list[PodView]) -> Status:
+        now = self._now()
+        pod = current_pod(sandbox, pods)
+        shown = phase(sandbox, pods, now)
+        detail = ""
+        if shown == "starting":
+            detail = pod.progress if pod else "its pod is not there yet"
+        elif shown == "failed" and pod:
+            reason, message = pod.failure(now) or (pod.ended_reason or "ended", pod.last_exit or "")
+            detail = f"{reason}: {message}" if message else reason
+        return Status(sandbox, shown, pod, detail)
+
+    async def running(
+        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress = _silent
+    ) -> tuple[Sandbox, PodView]:
+        """A sandbox whose container runs, started or resumed if need be.
+
+        Args:
+            ref: id or name.
+            wait: seconds to wait for it.
+            progress: told what is being waited for.
+
+        Raises:
+            SandboxNotFound: no such sandbox of this user.
+            SandboxExpired: its time is over.
+            StillStarting: not within `wait`.
+            LaunchFailed: its pod cannot start. The record stays, suspended.
+        """
+        deadline = anyio.current_time() + wait
+        sandbox, pods = await self.find(ref)
+        while True:
+            self._refuse_expired(sandbox)
+            pod = current_pod(sandbox, pods)
+            others = [p for p in pods if p is not pod and not p.ended]
+            leaving = others or ([pod] if pod and pod.deleting else [])
+            if leaving:
+                # A volume that one node writes: the new pod must not start beside the old one.
+                progress(f"waiting for pod {leaving[0].name} to end")
+            elif sandbox.state == "Suspended" or (pod and pod.ended):
+                sandbox = await self._next_incarnation(sandbox)
+                pod = None
+            if not leaving:
+                if pod is None:
+                    pod, _ = await self._backend.start(sandbox, await self._backend.home())
+                return await self._resumed(sandbox, pod, deadline - anyio.current_time(), progress)
+            if anyio.current_time() >= deadline:
+                raise StillStarting(
+                    f"sandbox {sandbox.id} cannot start yet: pod {leaving[0].name} is still ending "
+                    f"after {wait:.0f} s. Call again to go on waiting",
+                    detail=f"pod {leaving[0].name} is still ending",
+                )
+            await anyio.sleep(POLL_SECONDS)
+            sandbox, pods = await self._backend.observe(sandbox.id)
+
+    def _refuse_expired(self, sandbox: Sandbox) -> None:
+        if sandbox.expired(self._now()):
+            raise SandboxExpired(
+                f"sandbox {sandbox.id} expired at {timestamp(sandbox.expires_at)} and stays so; "
+                "its home is kept. Create a new sandbox to go on with the same files"
+            )
+
+    async def _next_incarnation(self, sandbox: Sandbox) -> Sandbox:
+        """Raise the incarnation by compare-and-swap; whoever loses takes the winner's."""
+        wanted = replace(sandbox, state="Running", incarnation=sandbox.incarnation + 1)
+        try:
+            return await self._backend.update(sandbox, wanted)
+        except Conflict:
+            current, _ = await self._backend.observe(sandbox.id)
+            if current.state == "Suspended" or current.incarnation == sandbox.incarnation:
+                return await self._next_incarnation(current)
+            return current
+
+    async def _resumed(
+        self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
+    ) -> tuple[Sandbox, PodView]:
+        try:
+            status = await self._started(sandbox, pod, wait, progress)
+        except LaunchFailed:
+            with anyio.CancelScope(shield=True):
+                await self._suspend_failed(sandbox, pod)
+            raise
+        assert status.pod is not None
+        return sandbox, status.pod
+
+    async def _suspend_failed(self, sandbox: Sandbox, pod: PodView) -> None:
+        """A pod that cannot start is not left to retry for ever; the record stays."""
+        try:
+            await self._backend.update(sandbox, replace(sandbox, state="Suspended"))
+            await self._backend.stop(pod)
+        except PodpipeError as error:
+            log.warning("pod %s of a failed start was left: %s", pod.name, error)
+
+    async def _started(
+        self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
+    ) -> Status:
+        """Poll until the container of this very pod runs.
+
+        Raises:
+            LaunchFailed: Kubernetes says that it will not, or the pod was replaced or deleted.
+            StillStarting: not within `wait` seconds.
+        """
+        deadline = anyio.current_time() + wait
+        while not pod.container_running:
+            if failure := pod.failure(self._now()):
+                reason, message = failure
+                events = await self._backend.why_pending(pod)
+                raise LaunchFailed(
+                    f"sandbox {sandbox.id} cannot start, {reason}: "
+                    f"{_joined(message, events)}. {_next_step(reason, sandbox)}",
+                    reason=reason,
+                )
+            if pod.ended or pod.deleting:
+                raise LaunchFailed(
+                    f"sandbox {sandbox.id}: pod {pod.name} ended while starting "
+                    f"({_joined(pod.ended_reason or pod.phase, pod.last_exit or '')})",
+                    reason="Ended",
+                )
+            if anyio.current_time() >= deadline:
+                raise StillStarting(
+                    f"sandbox {sandbox.id} is still starting ({pod.progress}). "
+                    "Call again to go on waiting",
+                    detail=pod.progress,
+                )
+            progress(pod.progress)
+            await anyio.sleep(POLL_SECONDS)
+            _, pods = await self._backend.observe(sandbox.id)
+            latest = next((p for p in pods if p.uid == pod.uid), None)
+            if latest is None:
+                raise LaunchFailed(
+                    f"sandbox {sandbox.id}: pod {pod.name} was deleted while starting",
+                    reason="Deleted",
+                )
+            pod = latest
+        return Status(sandbox, "running", pod, "")
+
+    async def suspend(self, ref: str, *, progress: Progress = _silent) -> Status:
+        """End the pod and keep record and home; returns when the pod is gone.
+
+        Raises:
+            SandboxExpired: there is nothing to suspend any more.
+            StillStarting: the pod is still ending after `STOP_WAIT_SECONDS`.
+        """
+        sandbox, pods = await self.find(ref)
+        self._refuse_expired(sandbox)
+        while sandbox.state != "Suspended":
+            try:
+                sandbox = await self._backend.update(sandbox, replace(sandbox, state="Suspended"))
+            except Conflict:
+                sandbox, pods = await self._backend.observe(sandbox.id)
+        for pod in pods:
+            await self._backend.stop(pod)
+        progress("waiting for the pod to end")
+        await self._gone(sandbox)
+        return Status(sandbox, "suspended", None, "")
+
+    async def extend(self, ref: str, ttl_minutes: int) -> Status:
+        """Let a sandbox live `ttl_minutes` from now, never shorter than it would have.
+
+        Its pods cannot outlive created_at + the maximum; the answer's expires_at says what holds.
+
+        Raises:
+            UsageError: outside 1 to the maximum.
+            SandboxExpired: too late.
+        """
+        sandbox, pods = await self.find(ref)
+        while True:
+            self._refuse_expired(sandbox)
+            wanted = sandbox.with_lifetime(self._now(), ttl_minutes)
+            if wanted.expires_at <= sandbox.expires_at:
+                return self._status(sandbox, pods)
+            try:
+                sandbox = await self._backend.update(sandbox, wanted)
+            except Conflict:
+                sandbox, pods = await self._backend.observe(sandbox.id)
+                continue
+            if pod := current_pod(sandbox, pods):
+                await self._backend.announce_expiry(sandbox, pod)
+            return self._status(sandbox, pods)
+
+    async def destroy(self, ref: str, *, progress: Progress = _silent) -> Sandbox:
+        """Delete a sandbox and wait until its pods are gone; the home is kept.
+
+        Raises:
+            StillStarting: a pod is still ending after `STOP_WAIT_SECONDS`; the record is gone.
+        """
+        sandbox, pods = await self.find(ref)
+        await self._backend.delete(sandbox)
+        for pod in pods:
+            # The garbage collector would come to it; asking directly saves its delay.
+            await self._backend.stop(pod)
+        progress("waiting for the pod to end")
+        await self._gone(sandbox)
+        return sandbox
+
+    async def _gone(self, sandbox: Sandbox) -> None:
+        deadline = anyio.current_time() + STOP_WAIT_SECONDS
+        while left := await self._backend.pods_left(sandbox):
+            if anyio.current_time() >= deadline:
+                raise StillStarting(
+                    f"pod {', '.join(left)} of sandbox {sandbox.id} is still ending after "
+                    f"{STOP_WAIT_SECONDS:.0f} s; its node may not answer",
+                    detail="its pod is still ending",
+                )
+            await anyio.sleep(POLL_SECONDS)
+
+    async def purge_home(self) -> bool:
+        """Delete this user's home for good; never offered to a model.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            PodpipeError: a sandbox of this user still uses it.
+        """
+        if users := await self._backend.owned_by(self._key):
+            names = ", ".join(sandbox.id for sandbox, _ in users)
+            raise PodpipeError(f"the home is in use by {names}; destroy them first")
+        home = await self._backend.home()
+        if home is None:
+            return False
+        return await self._backend.delete_home(home["metadata"]["uid"])
+
+
+def _joined(message: str, events: str) -> str:
+    """Message and events as one text that says nothing twice."""
+    return message if events in message else "; ".join(filter(None, (message, events)))
+
+
+def _next_step(reason: str, sandbox: Sandbox) -> str:
+    """What to do about a launch failure."""
+    if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+        return (
+            f"Check the image {sandbox.spec.image!r} (setting SANDBOX_IMAGE) and that the nodes can "
+            "pull it; `scripts/image load` puts a local one there"
+        )
+    if reason == "Unschedulable":
+        return (
+            f"It asks for cpu {sandbox.spec.cpu_request} and memory {sandbox.spec.memory_request}; "
+            "ask for less, destroy other sandboxes, or add a node"
+        )
+    if reason == "CrashLoopBackOff":
+        return f"See `kubectl logs {sandbox.pod_name}`; is {sandbox.spec.image!r} a podpipe image?"
+    return "Nothing of it was left behind"

@@ -1,0 +1,417 @@
+"""The pipe: one `kubectl exec -i` per sandbox in use, an MCP session over it, one task that owns it.
+
+A session is opened lazily by the first call, shared by all calls on that sandbox, and opened anew
+after it broke. A pipe is known to work by the hello (the answer to `initialize`), never by kubectl's
+exit code. Opening is tried again freely, since before the hello nothing has run; a call that was
+sent and not answered is never sent again, unless the tool only reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+from mcp import ClientSession, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
+
+from host_client import __version__
+from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, StillStarting
+from host_client.kubectl import Kubectl
+from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, utc_now
+from host_client.sandbox import PodView, Sandbox
+from in_pod_server.contract import (
+    CALL_LIMIT_SECONDS,
+    CONTRACT_VERSION,
+    DIAL_ARGV,
+    HELLO,
+    HELLO_BOOT_ID,
+    HELLO_CONTRACT,
+    HELLO_POD_UID,
+)
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 20.0
+"""One attempt to connect: a daemon that starts on a busy node needs a few seconds."""
+ANSWER_SECONDS = CALL_LIMIT_SECONDS + 10.0
+"""The daemon answers every call within CALL_LIMIT_SECONDS; longer means that the pipe is frozen."""
+CLOSE_SECONDS = 3.0
+"""All pipes together at exit; a client kills its server after a few seconds."""
+RETRY_SECONDS = 0.2
+ATTEMPTS = 3
+"""Pipes in a row that may break under a call that can be sent again, before it is given up."""
+
+OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class SandboxSession:
+    """One live pipe into one pod.
+
+    Args:
+        sandbox: the record as it was when the pipe was opened.
+        pod: the pod that it leads into.
+    """
+
+    def __init__(self, sandbox: Sandbox, pod: PodView) -> None:
+        self.sandbox = sandbox
+        self.pod = pod
+        self.boot_id = ""
+        self.stderr = b""
+        """The last of what kubectl wrote to stderr; for messages only, never for decisions."""
+        self._dispatcher: JSONRPCDispatcher | None = None
+        self._ended = anyio.Event()
+        self._close = anyio.Event()
+        self._released = anyio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the pipe is open as far as is known."""
+        return (
+            self._dispatcher is not None and not self._ended.is_set() and not self._close.is_set()
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls may be sent: connected, and not past the expiry that it knows of."""
+        return self.connected and not self.sandbox.expired(utc_now())
+
+    async def own(self, kubectl: Kubectl, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Open the pipe, report ready after the hello, and hold it until closed or broken.
+
+        Runs as a task of its own: the SDK's scopes have to end in the task that they began in.
+
+        Raises:
+            SessionLost: there was no hello; `sent` is false.
+            PodpipeError: the pod speaks another contract version.
+        """
+        argv = kubectl.exec_argv(self.pod.name, DIAL_ARGV)
+        parameters = StdioServerParameters(
+            command=argv[0],
+            args=argv[1:],
+            env=kubectl.environment,
+            encoding_error_handler="replace",
+        )
+        ready = False
+        try:
+            async with (
+                self._drained_stderr() as errlog,
+                stdio_client(parameters, errlog=errlog) as (read, write),
+            ):
+                watched = _Watched(read, self._ended)
+                dispatcher: JSONRPCDispatcher = JSONRPCDispatcher(watched, write)
+                async with ClientSession(
+                    dispatcher=dispatcher,
+                    client_info=Implementation(name="podpipe", version=__version__),
+                ) as session:
+                    with anyio.fail_after(HELLO_SECONDS):
+                        hello = await session.initialize()
+                    self._check(hello.capabilities.experimental or {})
+                    self._dispatcher = dispatcher
+                    ready = True
+                    task_status.started()
+                    await _first(self._close, self._ended)
+        except Exception as caught:
+            error = _root(caught)
+            if isinstance(error, PodpipeError):
+                raise error from None
+            reason = self._reason(error)
+            if not ready:
+                raise SessionLost(
+                    f"no answer from sandbox {self.sandbox.id} (pod {self.pod.name}): {reason}",
+                    sent=False,
+                ) from error
+            log.info("pipe into %s broke: %s", self.pod.name, reason)
+        finally:
+            self._ended.set()
+            self._released.set()
+
+    def _check(self, experimental: dict[str, dict[str, Any]]) -> None:
+        hello = experimental.get(HELLO, {})
+        if hello.get(HELLO_CONTRACT) != CONTRACT_VERSION:
+            raise PodpipeError(
+                f"sandbox {self.sandbox.id} runs image {self.sandbox.spec.image!r}, which speaks "
+                f"contract {hello.get(HELLO_CONTRACT)!r}; this podpipe speaks {CONTRACT_VERSION}. "
+                "Build and load the matching image (scripts/image build, scripts/image load), then "
+                "create a new sandbox"
+            )
+        uid = hello.get(HELLO_POD_UID)
+        if uid and uid != self.pod.uid:
+            raise SessionLost(
+                f"pod {self.pod.name} was replaced (uid {self.pod.uid}, now {uid})", sent=False
+            )
+        self.boot_id = str(hello.get(HELLO_BOOT_ID, ""))
+
+    def _reason(self, error: BaseException) -> str:
+        said = self.stderr.decode("utf-8", "replace").strip()
+        what = "no hello in time" if isinstance(error, TimeoutError) else f"{error}"
+        return f"{what}; kubectl said: {said[-500:]}" if said else what or type(error).__name__
+
+    @asynccontextmanager
+    async def _drained_stderr(self) -> AsyncIterator[Any]:
+        """A file for kubectl's stderr that is always read: undrained, it stalls the whole pipe."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        drained = anyio.Event()
+
+        async def drain() -> None:
+            while True:
+                await anyio.wait_readable(reader)
+                chunk = os.read(reader, 65536)
+                if not chunk:
+                    drained.set()
+                    return
+                log.debug("kubectl exec %s: %r", self.pod.name, chunk[-STDERR_TAIL:])
+                self.stderr = (self.stderr + chunk)[-STDERR_TAIL:]
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(drain)
+                with os.fdopen(writer, "w", encoding="utf-8") as errlog:
+                    yield errlog
+                # kubectl is gone; a credential plugin of its may still hold the other end.
+                with anyio.move_on_after(0.1):
+                    await drained.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            os.close(reader)
+
+    async def request(
+        self, tool: str, arguments: dict[str, Any], on_progress: OnProgress | None
+    ) -> dict[str, Any]:
+        """One tool call over the pipe.
+
+        Returns:
+            The raw CallToolResult as the daemon gave it.
+
+        Raises:
+            SessionLost: the pipe broke or froze; `sent` says whether the call may have run.
+            MCPError: the daemon answered with a protocol error.
+        """
+        if self._dispatcher is None or not self.alive:
+            raise SessionLost(f"the pipe into {self.pod.name} is closed", sent=False)
+        params = {"name": tool, "arguments": arguments}
+        options: CallOptions = {"timeout": ANSWER_SECONDS}
+        if on_progress:
+            options["on_progress"] = on_progress
+        try:
+            return await self._dispatcher.send_raw_request("tools/call", params, options)
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                raise SessionLost(f"the pipe into pod {self.pod.name} broke", sent=True) from error
+            if error.error.code == REQUEST_TIMEOUT:
+                self._close.set()
+                raise SessionLost(
+                    f"pod {self.pod.name} did not answer {tool} within {ANSWER_SECONDS:.0f} s",
+                    sent=True,
+                ) from error
+            raise
+
+    async def list_tools(self) -> list[str]:
+        """Names of the tools that the daemon offers."""
+        if self._dispatcher is None or not self.alive:
+            raise SessionLost(f"the pipe into {self.pod.name} is closed", sent=False)
+        listed = await self._dispatcher.send_raw_request(
+            "tools/list", None, {"timeout": HELLO_SECONDS}
+        )
+        return [tool["name"] for tool in listed["tools"]]
+
+    async def aclose(self) -> None:
+        """Close the pipe and wait until its owner has let go of kubectl."""
+        self._close.set()
+        await self._released.wait()
+
+
+class Sessions:
+    """The sessions of one process: at most one per sandbox, each owned by a task here.
+
+    An async context manager; leaving it closes all pipes within `CLOSE_SECONDS`.
+    """
+
+    def __init__(self, launcher: Launcher, kubectl: Kubectl) -> None:
+        self._launcher = launcher
+        self._kubectl = kubectl
+        self._sessions: dict[str, SandboxSession] = {}
+        self._ids: dict[str, str] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> Sessions:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> bool | None:
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            async with anyio.create_task_group() as closing:
+                for session in self._sessions.values():
+                    closing.start_soon(session.aclose)
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(*exc)
+
+    def existing(self, ref: str) -> SandboxSession | None:
+        """The live session of a sandbox, if there is one."""
+        session = self._sessions.get(self._ids.get(ref, ref))
+        return session if session and session.alive else None
+
+    async def open(
+        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress | None = None
+    ) -> SandboxSession:
+        """The session of a sandbox, which is started or resumed if need be.
+
+        Args:
+            ref: id or name.
+            wait: seconds for the pod and the hello together.
+            progress: told what is being waited for.
+
+        Raises:
+            PodpipeError: as `Launcher.running`; SessionLost where no hello came within `wait`.
+        """
+        if session := self.existing(ref):
+            return session
+        deadline = anyio.current_time() + wait
+        # Callers of one sandbox wait for one attempt; no other sandbox waits for it.
+        async with self._locks.setdefault(ref, anyio.Lock()):
+            while True:
+                if session := self.existing(ref):
+                    return session
+                sandbox, pod = await self._launcher.running(
+                    ref,
+                    wait=max(0.0, deadline - anyio.current_time()),
+                    **({"progress": progress} if progress else {}),
+                )
+                self._ids[ref] = sandbox.id
+                known = self._sessions.get(sandbox.id)
+                if known and known.connected and known.pod.uid == pod.uid:
+                    known.sandbox = sandbox  # extended by another host, say
+                    return known
+                if progress:
+                    progress("connecting")
+                session = SandboxSession(sandbox, pod)
+                try:
+                    await self._start(session)
+                except SessionLost as error:
+                    log.info("%s", error)
+                    if anyio.current_time() >= deadline:
+                        raise StillStarting(
+                            f"sandbox {sandbox.id} runs but does not answer yet ({error}). "
+                            "Call again to go on waiting",
+                            detail="its daemon does not answer yet",
+                        ) from error
+                    await anyio.sleep(RETRY_SECONDS)
+                else:
+                    self._sessions[sandbox.id] = session
+                    return session
+
+    async def _start(self, session: SandboxSession) -> None:
+        async def own(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            await session.own(self._kubectl, task_status=task_status)
+
+        try:
+            await self._tasks.start(own)
+        except BaseExceptionGroup as group:
+            raise _root(group) from None
+
+    async def call(
+        self,
+        ref: str,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        reads_only: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Any]:
+        """Call a tool of a sandbox's daemon.
+
+        Args:
+            ref: id or name of the sandbox.
+            tool: the daemon's tool.
+            arguments: for the tool.
+            reads_only: the call may be sent again if the pipe broke before its answer.
+            on_progress: receives the tool's progress notifications.
+
+        Returns:
+            The raw CallToolResult.
+
+        Raises:
+            SessionLost: the pipe broke after the call was sent: it may have run.
+            PodpipeError: as `open`.
+        """
+        for attempt in range(ATTEMPTS):
+            session = await self.open(ref)
+            try:
+                return await session.request(tool, arguments, on_progress)
+            except SessionLost as lost:
+                if lost.sent and not reads_only:
+                    raise SessionLost(
+                        f"{lost}; {tool} was sent and not answered: it may have run. Check its "
+                        "effects before you call it again (files survive; list_processes shows "
+                        "what is running)",
+                        sent=True,
+                    ) from lost
+        raise SessionLost(f"the pipe broke {ATTEMPTS} times during {tool}", sent=True)
+
+    async def forget(self, ref: str) -> None:
+        """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
+        session = self._sessions.pop(self._ids.get(ref, ref), None)
+        if session:
+            with anyio.move_on_after(CLOSE_SECONDS):
+                await session.aclose()
+
+
+class _Watched:
+    """A read stream that sets an event when it ends, so that a dead pipe is known before a call."""
+
+    def __init__(self, stream: Any, ended: anyio.Event) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    async def receive(self) -> Any:
+        try:
+            return await self._stream.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._ended.set()
+            raise
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> _Watched:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first exception within groups, which the SDK's task groups wrap around everything."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _first(*events: anyio.Event) -> None:
+    """Wait until one of the events is set."""
+    async with anyio.create_task_group() as tasks:
+
+        async def wait(event: anyio.Event) -> None:
+            await event.wait()
+            tasks.cancel_scope.cancel()
+
+        for event in events:
+            tasks.start_soon(wait, event)
