@@ -12,7 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -149,3 +150,38 @@ def exclusive(path: Path) -> Iterator[None]:
             print(f"waiting for another run that holds {path}", file=sys.stderr)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def stream(
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Run a long command and hand over each line as it comes; a failure quotes the last ones.
+
+    It has no time limit of its own: it shows what it does, and the person watching decides.
+    """
+    lines: deque[str] = deque(maxlen=60)
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            env=env,
+            cwd=cwd,
+        )
+    except FileNotFoundError as problem:
+        raise MissingPrerequisite(f"{argv[0]} is not on PATH: install it first") from problem
+    with child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.append(line.rstrip())
+            on_line(line.rstrip())
+    if child.returncode != 0:
+        said = tail("\n".join(lines)) or "(no output)"
+        raise Failure(f"exit code {child.returncode} from: {shlex.join(argv)}\n{said}")
