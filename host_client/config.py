@@ -19,17 +19,21 @@ from host_client.errors import UsageError
 from host_client.identity import default_user, user_key
 from in_pod_server.contract import MAX_FILE_BYTES
 
+DEFAULT_RUNTIME_CLASS = "gvisor"
+DEFAULT_STORAGE_CLASS = "standard"
+"""What is tried first where the setting is unset."""
+
 SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "NAMESPACE": ("sandbox-system", "where sandboxes live; made if absent and allowed"),
     "SANDBOX_IMAGE": ("sandbox-base:latest", "image of every sandbox"),
     "RUNTIME_CLASS": (
-        "gvisor",
+        DEFAULT_RUNTIME_CLASS,
         "pod runtime class; empty means the cluster default; unset falls back to it with a warning",
     ),
     "STORAGE_BACKEND": ("pvc", "where homes live; only pvc so far"),
     "DEFAULT_STORAGE_SIZE": ("10Gi", "size of a new home"),
     "DEFAULT_STORAGE_CLASS": (
-        "standard",
+        DEFAULT_STORAGE_CLASS,
         "storage class of a new home; unset falls back to the cluster's default with a warning",
     ),
     "DEFAULT_TTL_MINUTES": ("60", "lifetime of a sandbox unless create says otherwise"),

@@ -25,13 +25,13 @@ from host_client.errors import (
     SandboxNotFound,
     StillStarting,
 )
-from host_client.identity import is_sandbox_id, named_sandbox_id, new_sandbox_id, user_key
+from host_client.identity import is_sandbox_id, named_sandbox_id, user_key
 from host_client.sandbox import (
     Phase,
     PodView,
     Sandbox,
-    SandboxSpec,
     current_pod,
+    draft_sandbox,
     phase,
     timestamp,
 )
@@ -186,20 +186,9 @@ class Launcher:
             NameTaken: the name or the home's name is not free; nothing was made.
             LaunchFailed: the pod cannot start; what this call made was deleted again.
         """
-        now = self._now()
-        spec = SandboxSpec.from_settings(self._settings, cpu_limit, memory_limit)
-        draft = Sandbox(
-            id=named_sandbox_id(self._key, name) if name else new_sandbox_id(),
-            name=name,
-            user_key=self._key,
-            user_id=self._settings.user,
-            session_id=self._settings.session,
-            created_at=now,
-            expires_at=now,
-            state="Running",
-            incarnation=1,
-            spec=spec,
-        ).with_lifetime(now, ttl_minutes or self._settings.ttl_minutes)
+        draft = draft_sandbox(
+            self._settings, self._now(), name, ttl_minutes, cpu_limit, memory_limit
+        )
         progress("asking the cluster")
         home = await self._backend.home()
         sandbox = await self._backend.claim(draft)

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from host_client.config import Settings
+from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.identity import home_claim
 from host_client.sandbox import Sandbox, timestamp
 from in_pod_server import contract
@@ -106,3 +106,22 @@ def pod(sandbox: Sandbox, settings: Settings, runtime_class: str) -> Object:
         runtime_class=runtime_class,
         pull_secrets=settings.pull_secrets,
     )
+
+
+def everything(sandbox: Sandbox, settings: Settings) -> list[Object]:
+    """All objects of a sandbox as they would be made, for a person to read; touches no cluster.
+
+    Classes are the settings' own, or what they are tried with first.
+    """
+    runtime_class = (
+        DEFAULT_RUNTIME_CLASS if settings.runtime_class is None else settings.runtime_class
+    )
+    storage_class = (
+        DEFAULT_STORAGE_CLASS if settings.storage_class is None else settings.storage_class
+    )
+    return [
+        namespace(settings),
+        home(settings, storage_class),
+        record(sandbox, settings),
+        pod(sandbox, settings, runtime_class),
+    ]

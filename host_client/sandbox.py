@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from host_client.config import Settings, quantity
 from host_client.errors import PodpipeError, UsageError
+from host_client.identity import named_sandbox_id, new_sandbox_id
 from in_pod_server import contract as c
 
 Object = Mapping[str, Any]
@@ -183,6 +184,42 @@ class Sandbox:
         wanted = now + timedelta(minutes=ttl_minutes)
         latest = self.created_at + timedelta(minutes=self.spec.max_ttl_minutes)
         return replace(self, expires_at=min(wanted, latest).replace(microsecond=0))
+
+
+def draft_sandbox(
+    settings: Settings,
+    now: datetime,
+    name: str = "",
+    ttl_minutes: int = 0,
+    cpu_limit: str = "",
+    memory_limit: str = "",
+) -> Sandbox:
+    """A sandbox of the settings' user that does not exist yet.
+
+    Args:
+        settings: whose, and the defaults of what is 0 or empty.
+        now: when its life begins.
+        name: for one that is found again by it; empty for a random id.
+        ttl_minutes: lifetime.
+        cpu_limit: Kubernetes quantity.
+        memory_limit: Kubernetes quantity.
+
+    Raises:
+        UsageError: an argument makes no sense.
+    """
+    key = settings.user_key
+    return Sandbox(
+        id=named_sandbox_id(key, name) if name else new_sandbox_id(),
+        name=name,
+        user_key=key,
+        user_id=settings.user,
+        session_id=settings.session,
+        created_at=now,
+        expires_at=now,
+        state="Running",
+        incarnation=1,
+        spec=SandboxSpec.from_settings(settings, cpu_limit, memory_limit),
+    ).with_lifetime(now, ttl_minutes or settings.ttl_minutes)
 
 
 def object_name(sandbox_id: str) -> str:

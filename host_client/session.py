@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 from mcp import ClientSession, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.shared.dispatcher import CallOptions
+from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
@@ -49,7 +49,7 @@ RETRY_SECONDS = 0.2
 ATTEMPTS = 3
 """Pipes in a row that may break under a call that can be sent again, before it is given up."""
 
-OnProgress = Callable[[float, float | None, str | None], Awaitable[None]]
+OnProgress = ProgressFnT
 
 
 class SandboxSession:
@@ -230,30 +230,28 @@ class SandboxSession:
 
 
 class Sessions:
-    """The sessions of one process: at most one per sandbox, each owned by a task here.
+    """The sessions of one process: at most one per sandbox, each owned by a task of its own.
 
-    An async context manager; leaving it closes all pipes within `CLOSE_SECONDS`.
+    Args:
+        launcher: starts what a session needs.
+        kubectl: makes the pipe.
+        tasks: where the owning tasks live; whoever has it calls `aclose` before leaving it.
     """
 
-    def __init__(self, launcher: Launcher, kubectl: Kubectl) -> None:
+    def __init__(self, launcher: Launcher, kubectl: Kubectl, tasks: anyio.abc.TaskGroup) -> None:
         self._launcher = launcher
         self._kubectl = kubectl
+        self._tasks = tasks
         self._sessions: dict[str, SandboxSession] = {}
         self._ids: dict[str, str] = {}
         self._locks: dict[str, anyio.Lock] = {}
-        self._tasks = anyio.create_task_group()
 
-    async def __aenter__(self) -> Sessions:
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: Any) -> bool | None:
+    async def aclose(self) -> None:
+        """Close all pipes, at once and within `CLOSE_SECONDS`."""
         with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             async with anyio.create_task_group() as closing:
                 for session in self._sessions.values():
                     closing.start_soon(session.aclose)
-        self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(*exc)
 
     def existing(self, ref: str) -> SandboxSession | None:
         """The live session of a sandbox, if there is one."""
@@ -343,7 +341,7 @@ class Sessions:
             SessionLost: the pipe broke after the call was sent: it may have run.
             PodpipeError: as `open`.
         """
-        for attempt in range(ATTEMPTS):
+        for _ in range(ATTEMPTS):
             session = await self.open(ref)
             try:
                 return await session.request(tool, arguments, on_progress)

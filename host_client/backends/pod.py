@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import anyio
 
 from host_client import manifest
-from host_client.config import Settings
+from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.errors import (
     AlreadyExists,
     Conflict,
@@ -34,8 +35,7 @@ from in_pod_server import contract as c
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RUNTIME_CLASS = "gvisor"
-DEFAULT_STORAGE_CLASS = "standard"
+
 SERVICE_ACCOUNT_WAIT_SECONDS = 10.0
 """A namespace's `default` ServiceAccount follows the namespace; until then pods are refused."""
 _RETRY_SECONDS = 0.3
@@ -204,7 +204,7 @@ class PodBackend:
             )
         return claim
 
-    async def start(self, sandbox: Sandbox, home: Object | None) -> tuple[PodView, str]:
+    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> tuple[PodView, str]:
         """Apply the pod of the record's present incarnation, and the home if there is none yet.
 
         Args:

@@ -1,0 +1,446 @@
+"""The `podpipe` command: the only place on the host that writes to stdout.
+
+Answers go to stdout, as text or with `--json` as one JSON document; progress and errors go to
+stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 prerequisite missing. `run` ends with
+the command's own code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+import anyio
+import yaml
+
+from host_client import __version__, manifest
+from host_client.config import SETTINGS_HELP, Settings
+from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, StillStarting, UsageError
+from host_client.launcher import Progress, utc_now
+from host_client.sandbox import draft_sandbox
+from in_pod_server.contract import DIAL_ARGV
+
+if TYPE_CHECKING:
+    from host_client.host import Host
+    from host_client.session import SandboxSession
+
+EXIT_INTERRUPTED = 130
+EXIT_TIMED_OUT = 124
+"""As timeout(1) ends."""
+FOLLOW_SECONDS = 20.0
+"""How long one look at a command's output waits for more of it."""
+STOP_SECONDS = 10.0
+START_PATIENCE_SECONDS = 600.0
+"""How long the command line waits for an image to be pulled; a person can interrupt it."""
+
+EXAMPLES = """\
+examples:
+  podpipe create --name work --ttl 120      a sandbox that lives two hours, found again as "work"
+  podpipe run work -- python3 --version     run a command in it; ends with the command's exit code
+  podpipe suspend work                      free its resources; the next call resumes it
+  podpipe list --json
+  podpipe connect work                      raw MCP pipe to the daemon, for any MCP client
+  podpipe doctor                            what is missing, and how to mend it
+
+Settings come from the environment or a .env file; `podpipe settings` lists them with their values.
+"""
+
+Command = Callable[[Settings, argparse.Namespace], Awaitable[int]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    if arguments.command is not _serve:
+        # As ctrl-C: what was begun is ended or undone. `serve` just goes; its pipes end with it.
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        settings = Settings.from_env()
+        code: int = anyio.run(arguments.command, settings, arguments)
+    except* PodpipeError as group:
+        error = group.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        print(f"podpipe: {error}", file=sys.stderr)
+        assert isinstance(error, PodpipeError)
+        code = error.exit_code
+    except* KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except* BrokenPipeError:
+        # The reader of our stdout went away; it does not want to hear more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="podpipe",
+        description="Isolated Linux sandboxes for an agent, on any Kubernetes that kubectl reaches.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"podpipe {__version__}")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, command: Command, text: str, example: str, *, sandbox: bool = True
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  podpipe {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=command)
+        if sandbox:
+            sub.add_argument("sandbox", help="id or name of the sandbox")
+        sub.add_argument("--json", action="store_true", help="print one JSON document")
+        return sub
+
+    add(
+        "serve", _serve, "Serve MCP on stdin and stdout, for an MCP client.", "serve", sandbox=False
+    )
+    create = add("create", _create, "Make a sandbox.", "create --name work", sandbox=False)
+    create.add_argument("--name", default="", help="to find it again by; default: none")
+    create.add_argument("--ttl", type=int, default=0, metavar="MINUTES", help="lifetime")
+    create.add_argument("--cpu", default="", metavar="QUANTITY", help="CPU limit, e.g. 500m")
+    create.add_argument("--memory", default="", metavar="QUANTITY", help="memory limit, e.g. 1Gi")
+    add("list", _list, "List your sandboxes.", "list", sandbox=False)
+    add("status", _status, "Show one sandbox.", "status work")
+    run = add("run", _run, "Run a command in a sandbox.", "run work -- ls -la")
+    run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")
+    run.add_argument("--workdir", default="", help="default: the home")
+    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
+    add("suspend", _suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
+    add("resume", _resume, "Start a suspended sandbox again.", "resume work")
+    extend = add("extend", _extend, "Let a sandbox live longer.", "extend work 120")
+    extend.add_argument("minutes", type=int, help="minutes from now")
+    destroy = add("destroy", _destroy, "End a sandbox for good.", "destroy work")
+    destroy.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
+    destroy.add_argument("--yes", action="store_true", help="do not ask")
+    connect = add(
+        "connect",
+        _connect,
+        "Become a raw pipe to the sandbox's MCP daemon, or to another command in it.",
+        "connect work -- npx some-mcp-server",
+    )
+    connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
+    render = add(
+        "render", _render, "Print the manifests of a sandbox.", "render --name work", sandbox=False
+    )
+    render.add_argument("--name", default="example", help="name of the sandbox")
+    add("doctor", _doctor, "Look for what is missing, and say the fix.", "doctor", sandbox=False)
+    add("settings", _settings, "List all settings.", "settings", sandbox=False)
+    return parser
+
+
+# --- output ------------------------------------------------------------------------------------
+
+
+def _print(arguments: argparse.Namespace, text: str, facts: Any) -> None:
+    print(json.dumps(facts, indent=2) if arguments.json else text)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+@contextmanager
+def _watched() -> Iterator[Progress]:
+    """Progress on stderr: a spinner on a terminal, a line for each change elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # 60 ms that `connect` need not pay
+
+        with Console(stderr=True).status("…") as status:
+            yield status.update
+        return
+    last = ""
+
+    def line(text: str) -> None:
+        nonlocal last
+        if text != last:
+            print(f"podpipe: {text} …", file=sys.stderr, flush=True)
+            last = text
+
+    yield line
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+async def _serve(settings: Settings, _: argparse.Namespace) -> int:
+    from host_client.server import serve_stdio  # only serve needs a server
+
+    await serve_stdio(settings)
+    return EXIT_DONE
+
+
+async def _create(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        with _watched() as progress:
+            status = await host.launcher.create(
+                name=arguments.name,
+                ttl_minutes=arguments.ttl,
+                cpu_limit=arguments.cpu,
+                memory_limit=arguments.memory,
+                progress=progress,
+            )
+            session = await _patiently(host, status.sandbox.id, progress)
+        facts = (await host.launcher.status(session.sandbox.id)).to_json()
+        facts["warnings"] = host.launcher.warnings
+    for warning in facts["warnings"]:
+        print(f"podpipe: warning: {warning}", file=sys.stderr)
+    _print(
+        arguments,
+        f"{facts['name'] or facts['sandbox_id']}  {facts['phase']}, expires {facts['expires_at']}",
+        facts,
+    )
+    return EXIT_DONE
+
+
+async def _patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
+    """The session of a sandbox, waited for as long as a person would."""
+    with anyio.move_on_after(START_PATIENCE_SECONDS):
+        while True:
+            try:
+                return await host.sessions.open(ref, progress=progress)
+            except StillStarting as waiting:
+                progress(waiting.detail)
+    raise StillStarting(
+        f"sandbox {ref} is still starting after {START_PATIENCE_SECONDS:.0f} s; "
+        f"`podpipe status {ref}` shows why",
+        detail="",
+    )
+
+
+async def _list(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        found = [status.to_json() for status in await host.launcher.list_all()]
+    head = ("SANDBOX", "NAME", "PHASE", "EXPIRES", "DETAIL")
+    rows = [
+        (f["sandbox_id"], f["name"], f["phase"], f["expires_at"], f["detail"][:60]) for f in found
+    ]
+    _print(arguments, _table([head, *rows]) if rows else "no sandboxes", found)
+    return EXIT_DONE
+
+
+async def _status(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        facts = (await host.launcher.status(arguments.sandbox)).to_json()
+    _print(arguments, _table([(key, str(value)) for key, value in facts.items()]), facts)
+    return EXIT_DONE
+
+
+async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
+    command = _after_dashes(arguments.argv)
+    if not command:
+        raise UsageError("run needs a command, for example: podpipe run work -- ls -la")
+    script = command[0] if len(command) == 1 else shlex.join(command)
+    async with _host(settings) as host:
+        with _watched() as progress:
+            await _patiently(host, arguments.sandbox, progress)
+        result = await host.sessions.call(
+            arguments.sandbox,
+            "run_command",
+            {
+                "command": script,
+                "workdir": arguments.workdir,
+                "timeout_seconds": arguments.timeout,
+                "wait_seconds": 0,
+            },
+        )
+        return await _follow(host, arguments, _facts(result)["process_id"])
+
+
+async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) -> int:
+    """Print what a process writes, as it writes it, until it ends.
+
+    Returns:
+        The command's exit code, 128 + n where signal n ended it, 124 where its time ran out.
+    """
+    kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    last: dict[str, Any] = {}
+
+    async def stream(name: str, out: TextIO) -> None:
+        cursor = 0
+        while True:
+            answer = await host.sessions.call(
+                arguments.sandbox,
+                "read_output",
+                {
+                    "process_id": process_id,
+                    "stream": name,
+                    "cursor": cursor,
+                    "wait_seconds": FOLLOW_SECONDS,
+                    "max_bytes": 262_144,
+                },
+                reads_only=True,
+            )
+            facts = _facts(answer)
+            if facts.get("dropped_bytes"):
+                print(f"podpipe: {facts['dropped_bytes']} bytes were cut here", file=sys.stderr)
+            cursor = facts["cursor"]
+            if arguments.json:
+                kept[name].append(facts["data"])
+            elif facts["data"]:
+                out.write(facts["data"])
+                out.flush()
+            if facts["eof"]:
+                last.update(facts)
+                return
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream, "stdout", sys.stdout)
+            tasks.start_soon(stream, "stderr", sys.stderr)
+    except anyio.get_cancelled_exc_class():
+        with anyio.move_on_after(STOP_SECONDS, shield=True):
+            await host.sessions.call(arguments.sandbox, "stop_process", {"process_id": process_id})
+        raise
+    facts = {
+        "process_id": process_id,
+        "state": last["state"],
+        "exit_code": last["exit_code"],
+        "signal": last.get("signal"),
+        **{name: "".join(parts) for name, parts in kept.items()},
+    }
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    if last["exit_code"] is not None:
+        return int(last["exit_code"])
+    if last["state"] == "timed_out":
+        print(f"podpipe: timed out after {arguments.timeout:g} s", file=sys.stderr)
+        return EXIT_TIMED_OUT
+    name = str(last.get("signal") or "SIGKILL")
+    print(f"podpipe: ended by {name}", file=sys.stderr)
+    return 128 + getattr(signal, name, signal.SIGKILL)
+
+
+def _facts(answer: dict[str, Any]) -> dict[str, Any]:
+    """The structured content of a tool's result.
+
+    Raises:
+        PodpipeError: the tool failed; the message is its own.
+    """
+    if answer.get("isError"):
+        raise PodpipeError("\n".join(c.get("text", "") for c in answer.get("content", [])))
+    facts: dict[str, Any] = answer["structuredContent"]
+    return facts
+
+
+async def _suspend(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        with _watched() as progress:
+            status = await host.launcher.suspend(arguments.sandbox, progress=progress)
+    _print(arguments, f"{arguments.sandbox}  suspended; its home is kept", status.to_json())
+    return EXIT_DONE
+
+
+async def _resume(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        with _watched() as progress:
+            await _patiently(host, arguments.sandbox, progress)
+        status = await host.launcher.status(arguments.sandbox)
+    facts = status.to_json()
+    _print(arguments, f"{arguments.sandbox}  {facts['phase']}", facts)
+    return EXIT_DONE
+
+
+async def _extend(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        facts = (await host.launcher.extend(arguments.sandbox, arguments.minutes)).to_json()
+    _print(arguments, f"{arguments.sandbox}  expires {facts['expires_at']}", facts)
+    return EXIT_DONE
+
+
+async def _destroy(settings: Settings, arguments: argparse.Namespace) -> int:
+    if arguments.purge_home and not arguments.yes:
+        question = f"Delete the home of user {settings.user!r} and all its files? [y/N] "
+        answer = input(question) if sys.stdin.isatty() else ""  # noqa: ASYNC250 - nothing else runs
+        if answer.strip().lower() not in ("y", "yes"):
+            raise UsageError("the home was not deleted; say --yes to delete it without being asked")
+    async with _host(settings) as host:
+        with _watched() as progress:
+            sandbox = await host.launcher.destroy(arguments.sandbox, progress=progress)
+            purged = await host.launcher.purge_home() if arguments.purge_home else False
+    facts = {"sandbox_id": sandbox.id, "destroyed": True, "home": "purged" if purged else "kept"}
+    _print(arguments, f"{arguments.sandbox}  destroyed; its home is {facts['home']}", facts)
+    return EXIT_DONE
+
+
+async def _connect(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _host(settings) as host:
+        session = await _patiently(host, arguments.sandbox, _silent)
+        argv = host.kubectl.exec_argv(
+            session.pod.name, _after_dashes(arguments.argv) or list(DIAL_ARGV)
+        )
+        environment = host.kubectl.environment
+    sys.stdout.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Byte-exact: nothing of ours stays in between.
+    os.execve(argv[0], argv, environment)  # noqa: S606
+
+
+async def _render(settings: Settings, arguments: argparse.Namespace) -> int:
+    sandbox = draft_sandbox(settings, utc_now(), arguments.name)
+    documents = manifest.everything(sandbox, settings)
+    _print(arguments, yaml.safe_dump_all(documents, sort_keys=False).rstrip(), documents)
+    return EXIT_DONE
+
+
+async def _doctor(settings: Settings, arguments: argparse.Namespace) -> int:
+    from host_client.doctor import examine
+
+    findings = []
+    async for finding in examine(settings):
+        findings.append(finding)
+        if not arguments.json:
+            fix = f"\n         fix: {finding.fix}" if finding.fix else ""
+            print(f"{finding.result:8} {finding.check}: {finding.detail}{fix}", flush=True)
+    if arguments.json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=2))
+    return EXIT_FAILED if any(f.result == "failure" for f in findings) else EXIT_DONE
+
+
+async def _settings(settings: Settings, arguments: argparse.Namespace) -> int:
+    rows = [(name, default, text) for name, (default, text) in SETTINGS_HELP.items()]
+    facts = [{"name": n, "default": d, "meaning": t} for n, d, t in rows]
+    _print(arguments, _table([("SETTING", "DEFAULT", "MEANING"), *rows]), facts)
+    return EXIT_DONE
+
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def _host(settings: Settings) -> Host:
+    from host_client.host import Host  # mcp takes a second to import
+
+    return Host(settings)
+
+
+def _after_dashes(words: Sequence[str]) -> list[str]:
+    return list(words[1:] if words[:1] == ["--"] else words)
+
+
+def _silent(_: str) -> None:
+    """Nobody watches."""

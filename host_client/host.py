@@ -1,0 +1,75 @@
+"""One user's podpipe in one process: kubectl, launcher and sessions, wired together.
+
+Nothing of it is made before it is needed, so that `serve` answers a client that only looks, and a
+missing kubectl is an answer to a call, not a server that does not start.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Self
+
+import anyio
+
+from host_client.backends.pod import PodBackend
+from host_client.config import Settings
+from host_client.errors import PrerequisiteError
+from host_client.kubectl import Kubectl
+from host_client.launcher import Launcher
+from host_client.session import Sessions
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """An async context manager; leaving it closes all pipes.
+
+    Args:
+        settings: whose podpipe it is.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._tasks = anyio.create_task_group()
+        self._kubectl: Kubectl | None = None
+        self._launcher: Launcher | None = None
+        self._sessions: Sessions | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        try:
+            # Reads files only: a context that is switched later must not redirect this process.
+            self._kubectl = Kubectl(self.settings)
+        except PrerequisiteError as error:
+            log.info("not ready yet: %s", error)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._sessions:
+            await self._sessions.aclose()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """The pinned cluster.
+
+        Raises:
+            PrerequisiteError: kubectl or the kubeconfig is missing; asking again looks again.
+        """
+        self._kubectl = self._kubectl or Kubectl(self.settings)
+        return self._kubectl
+
+    @property
+    def launcher(self) -> Launcher:
+        """The user's sandboxes. Raises as `kubectl`."""
+        self._launcher = self._launcher or Launcher(
+            PodBackend(self.kubectl, self.settings), self.settings
+        )
+        return self._launcher
+
+    @property
+    def sessions(self) -> Sessions:
+        """The pipes into them. Raises as `kubectl`."""
+        self._sessions = self._sessions or Sessions(self.launcher, self.kubectl, self._tasks)
+        return self._sessions

@@ -1,0 +1,337 @@
+"""The MCP server that a client starts: lifecycle tools of its own, the daemon's tools forwarded.
+
+The tool list is static: the daemon's tools come from `in_pod_server/tools.json` with a `sandbox_id`
+in front, so that listing touches no cluster. Results of the daemon pass through as they are. This is
+the one place where a `PodpipeError` becomes the text that a model reads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Annotated, Any
+
+import anyio
+from mcp import MCPError
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import Field
+
+from host_client import __version__
+from host_client.config import Settings
+from host_client.errors import PodpipeError, StillStarting
+from host_client.host import Host
+from host_client.launcher import Progress, Status
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 1.0
+"""How often a waiting client is told what is being waited for."""
+
+INSTRUCTIONS = """\
+Isolated Linux sandboxes on Kubernetes. create_sandbox gives a sandbox_id; pass it to every other
+tool. The home, /home/sandbox (also /workspace), is durable: it outlives suspend, destroy and expiry,
+and all sandboxes of a user share it. Everything else in a sandbox is scratch. run_command is for
+commands that end; start_background and read_output for servers and long jobs. No call takes longer
+than 45 seconds: what still runs then goes on, under a process_id. A suspended sandbox is resumed by
+the next call. destroy_sandbox when the work is done.
+"""
+
+SandboxId = Annotated[
+    str, Field(description="The sandbox_id (or name) that create_sandbox gave", max_length=63)
+]
+
+
+def _pod_tools(toolset: str) -> list[dict[str, Any]]:
+    """The daemon's own tool list for a toolset, as it would answer tools/list."""
+    text = (resources.files("in_pod_server") / "tools.json").read_text(encoding="utf-8")
+    return json.loads(text)[toolset]  # type: ignore[no-any-return]
+
+
+class _PodTool(Tool):
+    """A tool of the daemon, with the sandbox to run it in as its first argument."""
+
+    forward: Callable[..., Coroutine[Any, Any, CallToolResult]] = Field(exclude=True)
+
+    @classmethod
+    def make(
+        cls, listed: Mapping[str, Any], forward: Callable[..., Coroutine[Any, Any, CallToolResult]]
+    ) -> _PodTool:
+        """The host's form of one entry of the daemon's tool list."""
+
+        async def placeholder(sandbox_id: SandboxId) -> CallToolResult:
+            raise NotImplementedError
+
+        shape = Tool.from_function(placeholder, name=listed["name"], structured_output=False)
+        schema = listed["inputSchema"]
+        parameters = schema | {
+            "properties": shape.parameters["properties"] | schema.get("properties", {}),
+            "required": ["sandbox_id", *schema.get("required", [])],
+        }
+        return cls(
+            fn=placeholder,
+            name=listed["name"],
+            title=listed.get("title"),
+            description=listed["description"],
+            parameters=parameters,
+            fn_metadata=shape.fn_metadata,
+            is_async=True,
+            context_kwarg=None,
+            icons=None,
+            meta=None,
+            annotations=ToolAnnotations.model_validate(listed.get("annotations", {})),
+            forward=forward,
+        )
+
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> Any:
+        """Forward the call; the daemon validates the arguments that are its own."""
+        rest = dict(arguments)
+        ref = rest.pop("sandbox_id", None)
+        if not isinstance(ref, str) or not ref:
+            raise ToolError(f"{self.name} needs sandbox_id, which create_sandbox gives")
+        reads_only = bool(self.annotations and self.annotations.read_only_hint)
+        return await self.forward(context, ref, self.name, rest, reads_only)
+
+
+def _answer(text: str, facts: dict[str, Any]) -> CallToolResult:
+    """A result whose text and whose structured content are each enough alone."""
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=facts)
+
+
+def _sandbox_text(facts: Mapping[str, Any]) -> str:
+    shown = ("sandbox_id", "name", "phase", "detail", "expires_at", "cpu_limit", "memory_limit")
+    return "\n".join(f"{key}: {facts[key]}" for key in shown if facts.get(key))
+
+
+@asynccontextmanager
+async def _refusals() -> AsyncIterator[None]:
+    """Turn what podpipe refuses or fails with into text that the model reads."""
+    try:
+        yield
+    except PodpipeError as error:
+        raise ToolError(str(error)) from error
+
+
+@asynccontextmanager
+async def _progress(context: Context[Any, Any]) -> AsyncIterator[Progress]:
+    """A progress function whose latest word the client is told once a second."""
+    latest: list[str] = []
+
+    async def report() -> None:
+        step = 0
+        while True:
+            await anyio.sleep(PROGRESS_SECONDS)
+            step += 1
+            await context.report_progress(step, None, latest[-1][:200] if latest else "waiting")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(report)
+        try:
+            yield lambda text: latest.__setitem__(slice(None), [text])
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+def build_server(host: Host) -> MCPServer[Any]:
+    """The server with the toolsets that the settings name; touches no cluster.
+
+    Args:
+        host: entered by whoever runs the server.
+    """
+
+    async def forward(
+        context: Context[Any, Any], ref: str, tool: str, arguments: dict[str, Any], reads_only: bool
+    ) -> CallToolResult:
+        async with _refusals():
+            try:
+                result = await host.sessions.call(
+                    ref, tool, arguments, reads_only=reads_only, on_progress=context.report_progress
+                )
+            except MCPError as error:
+                raise PodpipeError(f"{tool} failed in the sandbox: {error}") from error
+        return CallToolResult.model_validate(result)
+
+    settings = host.settings
+    tools: list[Tool] = []
+    if "default" in settings.toolsets:
+        tools += _lifecycle_tools(host)
+    for toolset in settings.toolsets:
+        tools += [_PodTool.make(listed, forward) for listed in _pod_tools(toolset)]
+    return MCPServer(
+        "podpipe",
+        title="Kubernetes sandboxes",
+        instructions=INSTRUCTIONS,
+        version=__version__,
+        tools=tools,
+        log_level=settings.log_level,  # type: ignore[arg-type]  # config allows only its words
+        subscriptions=False,
+    )
+
+
+def _lifecycle_tools(host: Host) -> list[Tool]:
+    settings = host.settings
+
+    async def create_sandbox(
+        context: Context[Any, Any],
+        ttl_minutes: Annotated[
+            int,
+            Field(
+                description=f"Lifetime in minutes; 0 for the default of {settings.ttl_minutes}",
+                ge=0,
+                le=settings.max_ttl_minutes,
+            ),
+        ] = 0,
+        cpu_limit: Annotated[
+            str, Field(description=f"CPU cores, such as 500m or 2; default {settings.cpu_limit}")
+        ] = "",
+        memory_limit: Annotated[
+            str, Field(description=f"Memory, such as 512Mi or 4Gi; default {settings.memory_limit}")
+        ] = "",
+        name: Annotated[
+            str, Field(description="A name to find it by again; empty for none", max_length=40)
+        ] = "",
+    ) -> CallToolResult:
+        async with _refusals(), _progress(context) as progress:
+            status = await host.launcher.create(
+                name=name,
+                ttl_minutes=ttl_minutes,
+                cpu_limit=cpu_limit,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
+            if status.phase == "running":
+                try:
+                    await host.sessions.open(status.sandbox.id, progress=progress)
+                except StillStarting as waiting:
+                    status = Status(status.sandbox, "starting", status.pod, waiting.detail)
+            facts = status.to_json() | {"warnings": host.launcher.warnings}
+            text = _sandbox_text(facts)
+            if status.phase == "starting":
+                text += (
+                    "\nIt is still starting; call any tool with this sandbox_id to go on waiting."
+                )
+            for warning in host.launcher.warnings:
+                text += f"\nwarning: {warning}"
+            return _answer(text, facts)
+
+    async def list_sandboxes() -> CallToolResult:
+        async with _refusals():
+            found = [status.to_json() for status in await host.launcher.list_all()]
+        text = "\n\n".join(map(_sandbox_text, found)) or "no sandboxes; create_sandbox makes one"
+        return _answer(text, {"sandboxes": found})
+
+    async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
+        async with _refusals():
+            facts = (await host.launcher.status(sandbox_id)).to_json()
+        return _answer("\n".join(f"{key}: {value}" for key, value in facts.items()), facts)
+
+    async def suspend_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
+        async with _refusals(), _progress(context) as progress:
+            status = await host.launcher.suspend(sandbox_id, progress=progress)
+            await host.sessions.forget(status.sandbox.id)
+        facts = status.to_json()
+        return _answer(f"{_sandbox_text(facts)}\nIts files are kept; any call resumes it.", facts)
+
+    async def resume_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
+        async with _refusals(), _progress(context) as progress:
+            session = await host.sessions.open(sandbox_id, progress=progress)
+            facts = Status(session.sandbox, "running", session.pod, "").to_json()
+        return _answer(_sandbox_text(facts), facts)
+
+    async def extend_sandbox(
+        sandbox_id: SandboxId,
+        ttl_minutes: Annotated[
+            int,
+            Field(
+                description="Minutes from now that it shall live", ge=1, le=settings.max_ttl_minutes
+            ),
+        ],
+    ) -> CallToolResult:
+        async with _refusals():
+            facts = (await host.launcher.extend(sandbox_id, ttl_minutes)).to_json()
+        return _answer(_sandbox_text(facts), facts)
+
+    async def destroy_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
+        async with _refusals(), _progress(context) as progress:
+            sandbox = await host.launcher.destroy(sandbox_id, progress=progress)
+            await host.sessions.forget(sandbox.id)
+        facts = {"sandbox_id": sandbox.id, "destroyed": True, "home": "kept"}
+        return _answer(f"sandbox {sandbox.id} is destroyed; the home is kept", facts)
+
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    makes = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+    keeps = ToolAnnotations(
+        read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    )
+    ends = ToolAnnotations(
+        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+    )
+
+    def tool(fn: Callable[..., Any], title: str, hints: ToolAnnotations, description: str) -> Tool:
+        return Tool.from_function(
+            fn, title=title, description=description, annotations=hints, structured_output=False
+        )
+
+    return [
+        tool(
+            create_sandbox,
+            "Create a sandbox",
+            makes,
+            "Start an isolated Linux sandbox with the user's durable home mounted. Returns its "
+            "sandbox_id, which every other tool takes, and when it expires. Takes a few seconds; "
+            "says `starting` if the image is still being pulled.",
+        ),
+        tool(list_sandboxes, "List sandboxes", reads, "All sandboxes of this user, oldest first."),
+        tool(
+            get_sandbox_status,
+            "Show a sandbox",
+            reads,
+            "What one sandbox is doing, why, until when, and on what limits.",
+        ),
+        tool(
+            suspend_sandbox,
+            "Suspend a sandbox",
+            keeps,
+            "End a sandbox's processes and free its resources, keeping the sandbox and its home. "
+            "The next call on it resumes it.",
+        ),
+        tool(
+            resume_sandbox,
+            "Resume a sandbox",
+            keeps,
+            "Start a suspended sandbox again now; any other call does so too.",
+        ),
+        tool(
+            extend_sandbox,
+            "Extend a sandbox",
+            keeps,
+            "Let a sandbox live longer: ttl_minutes from now, never shorter than it would have, at "
+            f"most {settings.max_ttl_minutes} minutes after it was created.",
+        ),
+        tool(
+            destroy_sandbox,
+            "Destroy a sandbox",
+            ends,
+            "End a sandbox for good. The user's home and its files are kept.",
+        ),
+    ]
+
+
+async def serve_stdio(settings: Settings) -> None:
+    """Serve MCP on stdin and stdout until stdin ends; logs go to stderr."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    async with Host(settings) as host:
+        await build_server(host).run_stdio_async()
