@@ -1,0 +1,188 @@
+"""One client on the daemon's socket: an MCP session over our own framing.
+
+The event loop reads and writes the socket itself. A reply is handed to the transport whole, so a
+cancelled call can never leave half a line behind; a client that does not read stops being read.
+What a call needs to know about the connection it came by, it finds as its request context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.types import (
+    INVALID_REQUEST,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
+
+from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectSendStream
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import JSONRPCMessage
+
+READ_BYTES = 65536
+WRITE_BUFFER_BYTES = 256 * 1024
+"""What may wait in the transport for a slow client before its next request is not read."""
+IN_FLIGHT_LIMIT = 256
+"""Requests of one client that may be in work; the next is read when one of them is answered."""
+HANGUP_POLL_SECONDS = 0.05
+FLUSH_SECONDS = 1.0
+"""How long a client may take to read its last replies before its socket is closed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Connection:
+    """The session's write stream, and what its calls may ask: has the client gone, or cancelled?"""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, max_message_bytes: int
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limit = max_message_bytes
+        self._in_flight: set[str] = set()
+        self._settled = anyio.Event()
+        self._write_lock = anyio.Lock()
+        self._cancelled: set[str] = set()
+        self._closing = False
+        writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+
+    def cancelled_by_client(self, request_id: RequestId | None) -> bool:
+        """Tell an explicit `notifications/cancelled` from the end of the connection."""
+        return str(request_id) in self._cancelled or not self._closing
+
+    async def serve(
+        self, server: MCPServer[Any], *, experimental: dict[str, dict[str, Any]]
+    ) -> None:
+        """Run one MCP session until the client has left."""
+        # The one private access: MCPServer has no public way to serve a stream of our own.
+        lowlevel = server._lowlevel_server
+        options = lowlevel.create_initialization_options(experimental_capabilities=experimental)
+        feed, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, feed)
+                await lowlevel.run(messages, self, options)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._closing = True
+            self._writer.close()
+            with anyio.move_on_after(FLUSH_SECONDS, shield=True):
+                await self._closed()
+
+    async def _read(self, feed: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        lines = LineBuffer(self._limit)
+        async with feed:
+            try:
+                while data := await self._reader.read(READ_BYTES):
+                    for line in lines.feed(data):
+                        await self._take(line, feed)
+                await self._finish()
+            except (OSError, anyio.BrokenResourceError):
+                logger.debug("a client went away")
+            self._closing = True
+
+    async def _take(
+        self, line: bytes | Overlong, feed: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        if not isinstance(line, Overlong) and not line.strip():
+            return
+        try:
+            message = parse(line, self._limit)
+        except Refused as refused:
+            await self._write(refused.reply)
+            return
+        settle = None
+        if isinstance(message, JSONRPCRequest):
+            key = str(message.id)
+            if key in self._in_flight:
+                reason = "Invalid Request: a request with this id is still in work"
+                await self._write(error(message.id, INVALID_REQUEST, reason))
+                return
+            while len(self._in_flight) >= IN_FLIGHT_LIMIT:
+                await self._settled.wait()
+            self._in_flight.add(key)
+            settle = partial(self._unanswered, key)
+        elif (
+            isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled"
+        ):
+            key = str((message.params or {}).get("requestId"))
+            if key in self._in_flight:
+                self._cancelled.add(key)
+        metadata = ServerMessageMetadata(request_context=self, on_request_unanswered=settle)
+        await feed.send(SessionMessage(message, metadata))
+
+    async def _finish(self) -> None:
+        """Answer what a client asked that writes no more, unless it no longer listens either."""
+        while self._in_flight and not self._hung_up():
+            with anyio.move_on_after(HANGUP_POLL_SECONDS):
+                await self._settled.wait()
+
+    def _hung_up(self) -> bool:
+        if self._writer.transport.is_closing():
+            return True
+        poller = select.poll()
+        poller.register(self._writer.get_extra_info("socket").fileno(), 0)
+        return bool(poller.poll(0))
+
+    async def _closed(self) -> None:
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            logger.debug("a client closed before its last reply was written")
+
+    async def _unanswered(self, key: str) -> None:
+        self._settle(key)
+
+    def _settle(self, key: str) -> None:
+        self._in_flight.discard(key)
+        self._cancelled.discard(key)
+        self._settled.set()
+        self._settled = anyio.Event()
+
+    async def _write(self, message: JSONRPCMessage) -> None:
+        line = encode(message, self._limit)
+        async with self._write_lock:
+            try:
+                # Before and not after: what waits for a slow client is one buffer and one line.
+                await self._writer.drain()
+            except OSError as exc:
+                raise anyio.BrokenResourceError from exc
+            if self._writer.transport.is_closing():
+                raise anyio.BrokenResourceError
+            self._writer.write(line)
+
+    # --- the stream that the session writes to ---------------------------------------------------
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Write one message of the session."""
+        if isinstance(item.message, (JSONRPCResponse, JSONRPCError)):
+            self._settle(str(item.message.id))
+        await self._write(item.message)
+
+    async def aclose(self) -> None:
+        """Do nothing: `serve` closes the socket when the session has ended."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.aclose()
