@@ -1,0 +1,29 @@
+"""Failures that a caller is meant to read: what happened, to what, and what to do next.
+
+All are `ToolError`, so that their text reaches the model. Anything else that a tool raises is a
+fault of ours and is reported as such by `server`.
+"""
+
+from __future__ import annotations
+
+from mcp.server.mcpserver.exceptions import ToolError
+
+
+class ArgumentError(ToolError):
+    """An argument is of the right type but cannot be used."""
+
+
+class PathRefusedError(ToolError):
+    """A path leads outside the home, or is no usable path at all."""
+
+
+class FileFailedError(ToolError):
+    """A file operation did not happen; what was there before still is."""
+
+
+class StartFailedError(ToolError):
+    """A command could not be started."""
+
+
+class NoSuchProcessError(ToolError):
+    """No command of that process id is known."""

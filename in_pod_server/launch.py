@@ -1,0 +1,186 @@
+"""Start one command: its shell, folder, environment and descriptors. Nothing is kept here.
+
+The environment is a short list and what the caller gives. No file that the home could hold is read
+by the shell, nothing prompts, pages or opens an editor, and no descriptor of the daemon is passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from in_pod_server.errors import ArgumentError, StartFailedError
+from in_pod_server.tree import MARKER
+
+SHELL: Final = "/bin/bash"
+ARGV_SCRIPT_BYTES: Final = 96 * 1024
+"""A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FIXED_ENV: Final = {
+    "SHELL": SHELL,
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "EDITOR": "true",
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+
+class Launcher:
+    """Starts commands for one home; scripts too long for an argument lie in `run_dir`."""
+
+    def __init__(self, *, home: Path, run_dir: Path, user: str, tmp_dir: Path) -> None:
+        self._home = home
+        self._run_dir = run_dir
+        self._user = user
+        self._tmp_dir = tmp_dir
+
+    def start(
+        self,
+        process_id: str,
+        command: str,
+        *,
+        workdir: str,
+        env: Mapping[str, str],
+        stdin: bytes,
+        stdout: int,
+        stderr: int,
+    ) -> subprocess.Popen[bytes]:
+        """Start `command` under bash in a session of its own.
+
+        Raises:
+            ArgumentError: Command, folder or environment cannot be used.
+            StartFailedError: The system did not give another process.
+        """
+        if "\0" in command:
+            raise ArgumentError("the command holds a NUL character, which no program can be given")
+        cwd = self.folder(workdir)
+        environment = self.environment(process_id, env)
+        script = os.fsencode(command)
+        with contextlib.ExitStack() as stack:
+            try:
+                if len(script) <= ARGV_SCRIPT_BYTES:
+                    what: list[bytes] = [b"-c", script]
+                else:
+                    path = self.script_path(process_id)
+                    path.write_bytes(script)
+                    what = [os.fsencode(path)]
+                source = (
+                    stack.enter_context(_as_file(stdin)).fileno() if stdin else subprocess.DEVNULL
+                )
+                return subprocess.Popen(
+                    [os.fsencode(SHELL), b"--noprofile", b"--norc", *what],
+                    stdin=source,
+                    stdout=stdout,
+                    stderr=stderr,
+                    cwd=cwd,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                self.forget(process_id)
+                raise _refused(exc, cwd) from exc
+
+    def forget(self, process_id: str) -> None:
+        """Remove what a finished command's start left behind."""
+        self.script_path(process_id).unlink(missing_ok=True)
+
+    def script_path(self, process_id: str) -> Path:
+        """Where a script goes that is too long for an argument."""
+        return self._run_dir / f"{process_id}.sh"
+
+    def folder(self, workdir: str) -> Path:
+        """Return the folder to start in: absolute, or relative to the home.
+
+        Raises:
+            ArgumentError: It is no folder that can be entered.
+        """
+        if "\0" in workdir:
+            raise ArgumentError("workdir holds a NUL character")
+        if workdir == "~" or workdir.startswith("~/"):
+            workdir = workdir[2:]
+        path = self._home / workdir
+        try:
+            if path.is_dir() and os.access(path, os.X_OK):
+                return path
+            reason = "it is not a folder" if path.exists() else "there is no such folder"
+            if path.is_dir():
+                reason = "it may not be entered"
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+        raise ArgumentError(
+            f"workdir {workdir!r} cannot be used ({path}: {reason}); "
+            "create it first, or leave workdir empty for the home"
+        )
+
+    def environment(self, process_id: str, env: Mapping[str, str]) -> dict[str, str]:
+        """Return a command's whole environment.
+
+        Raises:
+            ArgumentError: A name or value that no environment can hold, or the marker's own name.
+        """
+        for name, value in env.items():
+            if not _ENV_NAME.fullmatch(name):
+                raise ArgumentError(f"env: {name!r} is no name of an environment variable")
+            if name == MARKER:
+                raise ArgumentError(f"env: {MARKER} is set by the sandbox itself")
+            if "\0" in value:
+                raise ArgumentError(f"env: the value of {name} holds a NUL character")
+        home = str(self._home)
+        tmp_dir = self._scratch()
+        return {
+            "PATH": f"{home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
+            "HOME": home,
+            "USER": self._user,
+            "LOGNAME": self._user,
+            "XDG_CACHE_HOME": f"{home}/.cache",
+            **({"TMPDIR": str(tmp_dir)} if tmp_dir else {}),
+            **_FIXED_ENV,
+            **env,
+            MARKER: process_id,
+        }
+
+    def _scratch(self) -> Path | None:
+        """Return what TMPDIR must name because /tmp does not work (it was removed, say)."""
+        if os.access(self._tmp_dir, os.W_OK | os.X_OK):
+            return None
+        fallback = self._home / ".cache" / "tmp"
+        with contextlib.suppress(OSError):
+            fallback.mkdir(parents=True, exist_ok=True)
+            return fallback
+        return None
+
+
+def _as_file(data: bytes) -> BinaryIO:
+    """Hold stdin in a memory file: nothing has to be fed, and nothing can block on it."""
+    file = cast("BinaryIO", os.fdopen(os.memfd_create("stdin"), "r+b"))
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def _refused(exc: OSError, cwd: Path) -> StartFailedError:
+    if exc.errno == errno.E2BIG:
+        return StartFailedError(
+            "the environment is too large: one variable may take 128 KiB at most"
+        )
+    if exc.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return StartFailedError(
+            f"the sandbox cannot start another process now ({exc.strerror}): "
+            "stop some first (list_processes, stop_process)"
+        )
+    if exc.errno == errno.ENOSPC:
+        return StartFailedError("the sandbox has no space left for a script of this length")
+    return StartFailedError(f"the command could not be started in {cwd}: {exc.strerror}")

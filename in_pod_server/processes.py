@@ -1,0 +1,431 @@
+"""The daemon's one process table: watch commands, end them, keep what they wrote.
+
+A command lives on a task of the table, so no connection's end touches it. It is done when its
+leader ends, whoever still holds its pipes; those are read on until they close. `launch` starts
+commands, `tree` knows what belongs to one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import anyio
+
+from in_pod_server.errors import NoSuchProcessError, StartFailedError
+from in_pod_server.output import Output, OutputBuffer, OutputFile
+from in_pod_server.tree import Leader, Stat, members, read_stat, send_signal
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from in_pod_server.launch import Launcher
+
+READ_BYTES: Final = 65536
+DRAIN_SECONDS: Final = 0.2
+"""How long a command that has ended may keep its caller waiting for a pipe to close."""
+TIMEOUT_GRACE_SECONDS: Final = 2.0
+SHUTDOWN_GRACE_SECONDS: Final = 1.0
+KILL_SECONDS: Final = 5.0
+"""How long KILL is repeated before we say that a process does not die."""
+POLL_SECONDS: Final = 0.02
+KEPT_FINISHED: Final = 256
+KEPT_OUTPUT_BYTES: Final = 16 * 1024 * 1024
+"""What finished commands' output may take together; the oldest lose theirs first."""
+
+State = Literal["running", "exited", "killed", "timed_out"]
+
+logger = logging.getLogger(__name__)
+
+
+class Bell:
+    """Wakes whoever waits for the next change; nothing is remembered between rings."""
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        """Return at the next ring."""
+        if self._event is None:
+            self._event = anyio.Event()
+        await self._event.wait()
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+
+class Pipe:
+    """Reads one pipe of a command into its buffer whenever the loop finds bytes in it."""
+
+    def __init__(self, fd: int, output: OutputBuffer, on_change: Callable[[], None]) -> None:
+        self._fd = fd
+        self._output = output
+        self._on_change = on_change
+        self.closed = anyio.Event()
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._readable)
+
+    def _readable(self) -> bool:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._output.append(data)
+        else:
+            self.close()
+        self._on_change()
+        return bool(data)
+
+    def drain(self) -> None:
+        """Read what is there now: at most what a pipe holds, however fast somebody writes."""
+        for _ in range(32):
+            if self.closed.is_set() or not self._readable():
+                return
+
+    def close(self) -> None:
+        """Stop reading; who still writes gets SIGPIPE."""
+        if not self.closed.is_set():
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self.closed.set()
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One command: what was started, what became of it, and what it wrote."""
+
+    id: str
+    command: str
+    leader: Leader
+    stdout: Output
+    stderr: Output
+    timeout: float | None = None
+    log_file: str = ""
+    pipes: list[Pipe] = field(default_factory=list)
+    started_at: float = field(default_factory=time.time)
+    state: State = "running"
+    exit_code: int | None = None
+    signal: str | None = None
+    left_running: int = 0
+    done: anyio.Event = field(default_factory=anyio.Event)
+    changed: Bell = field(default_factory=Bell)
+    attention: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the leader has ended or somebody wants it to end."""
+    reaped: anyio.Event = field(default_factory=anyio.Event)
+    stop_signal: int = SIGTERM
+    kill_at: float = float("inf")
+    _started: float = field(default_factory=time.monotonic)
+    _seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, or has been running."""
+        return self._seconds if self.done.is_set() else time.monotonic() - self._started
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more will be written to what it writes to."""
+        return self.done.is_set() and all(pipe.closed.is_set() for pipe in self.pipes)
+
+    def stop(self, number: int = SIGTERM, grace: float = TIMEOUT_GRACE_SECONDS) -> None:
+        """Ask for the end of the whole tree; `done` is set when it has come."""
+        self.stop_signal = number
+        self.kill_at = min(self.kill_at, time.monotonic() + grace)
+        self.attention.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for the end, but no longer than this."""
+        with anyio.move_on_after(seconds):
+            await self.done.wait()
+
+    def finish(self, returncode: int | None, *, timed_out: bool, left_running: int) -> None:
+        """Write down how it ended."""
+        self._seconds = time.monotonic() - self._started
+        self.left_running = left_running
+        if returncode is not None and returncode < 0:
+            self.state, self.signal = "killed", _signal_name(-returncode)
+        else:
+            self.state, self.exit_code = "exited", returncode
+        if timed_out:
+            self.state, self.exit_code = "timed_out", None
+        self.done.set()
+        self.changed.ring()
+
+
+class ProcessTable:
+    """All commands of one daemon. An async context manager: leaving it ends every command."""
+
+    def __init__(self, launcher: Launcher, *, log_dir: Path) -> None:
+        self._launcher = launcher
+        self._log_dir = log_dir
+        self._boot = secrets.token_hex(3)
+        self._count = 0
+        self._processes: dict[str, Process] = {}
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        assert self._tasks is not None
+        with anyio.CancelScope(shield=True):
+            await self.stop_all()
+        self._tasks.cancel_scope.cancel()
+        for process in self:
+            self._forget(process)
+        return await self._tasks.__aexit__(exc_type, exc_val, exc_tb)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._processes.values()))
+
+    def get(self, process_id: str) -> Process:
+        """Return the command of that id.
+
+        Raises:
+            NoSuchProcessError: There is none, or it ended so long ago that it was forgotten.
+        """
+        try:
+            return self._processes[process_id]
+        except KeyError:
+            raise NoSuchProcessError(
+                f"no process {process_id!r} is known: list_processes shows those that are "
+                "(a restart of the sandbox ends and forgets all of them)"
+            ) from None
+
+    def run(
+        self, command: str, *, workdir: str, env: Mapping[str, str], stdin: bytes, timeout: float
+    ) -> Process:
+        """Start a command whose output is kept in memory.
+
+        Raises:
+            ArgumentError: Command, folder or environment cannot be used.
+            StartFailedError: The system did not give another process.
+        """
+        process_id = self._next_id()
+        with contextlib.ExitStack() as ends:
+            fds = [_pipe(ends) for _ in range(2)]
+            child = self._launcher.start(
+                process_id,
+                command,
+                workdir=workdir,
+                env=env,
+                stdin=stdin,
+                stdout=fds[0][1],
+                stderr=fds[1][1],
+            )
+        outputs = OutputBuffer(), OutputBuffer()
+        process = Process(
+            process_id, command, _leader(process_id, child), *outputs, timeout=timeout
+        )
+        process.pipes = [
+            Pipe(fd, output, process.changed.ring)
+            for (fd, _), output in zip(fds, outputs, strict=True)
+        ]
+        self._watch_soon(process, child)
+        return process
+
+    def start_background(
+        self,
+        command: str,
+        *,
+        workdir: str,
+        env: Mapping[str, str],
+        log: tuple[str, int] | None = None,
+    ) -> Process:
+        """Start a command that writes both its streams to one log file.
+
+        `log` is the name and descriptor of a file already open; the descriptor is ours from now on.
+
+        Raises:
+            ArgumentError: Command, folder or environment cannot be used.
+            StartFailedError: The system did not give another process, or no log file.
+        """
+        process_id = self._next_id()
+        name, fd = log or self._own_log(process_id)
+        try:
+            child = self._launcher.start(
+                process_id,
+                command,
+                workdir=workdir,
+                env=env,
+                stdin=b"",
+                stdout=fd,
+                stderr=subprocess.STDOUT,
+            )
+        except BaseException:
+            os.close(fd)
+            raise
+        process = Process(
+            process_id,
+            command,
+            _leader(process_id, child),
+            OutputFile(fd),
+            OutputBuffer(),
+            log_file=name,
+        )
+        self._watch_soon(process, child)
+        return process
+
+    async def stop(self, process: Process, number: int, grace: float) -> None:
+        """End a command's whole tree, or what a finished one left running."""
+        process.stop(number, grace)
+        await process.done.wait()
+        if process.left_running:
+            await _end(process)
+            process.left_running = len(await members(process.leader))
+
+    async def stop_all(self, grace: float = SHUTDOWN_GRACE_SECONDS) -> None:
+        """End every command, those left running by finished ones included."""
+        with anyio.move_on_after(grace + KILL_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for process in self:
+                    if not process.done.is_set() or process.left_running:
+                        tasks.start_soon(self.stop, process, SIGTERM, grace)
+
+    # --- one command's life ----------------------------------------------------------------------
+
+    def _next_id(self) -> str:
+        self._count += 1
+        return f"p{self._count}-{self._boot}"
+
+    def _own_log(self, process_id: str) -> tuple[str, int]:
+        path = self._log_dir / f"{process_id}.log"
+        try:
+            return str(path), os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise StartFailedError(f"no log file can be made at {path}: {exc.strerror}") from exc
+
+    def _watch_soon(self, process: Process, child: subprocess.Popen[bytes]) -> None:
+        assert self._tasks is not None
+        self._processes[process.id] = process
+        self._tasks.start_soon(self._watch, process, child)
+        self._tasks.start_soon(_reap, process, child)
+
+    async def _watch(self, process: Process, child: subprocess.Popen[bytes]) -> None:
+        with anyio.move_on_after(process.timeout) as limit:
+            await process.attention.wait()
+        timed_out = limit.cancelled_caught and not process.reaped.is_set()
+        if timed_out:
+            process.stop()
+        if not process.reaped.is_set():
+            await _end(process)
+            with anyio.move_on_after(KILL_SECONDS):
+                await process.reaped.wait()
+        for pipe in process.pipes:
+            pipe.drain()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            for pipe in process.pipes:
+                await pipe.closed.wait()
+        left = len(await members(process.leader))
+        process.finish(child.returncode, timed_out=timed_out, left_running=left)
+        self._launcher.forget(process.id)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Keep the finished commands within their bounds, the newest first."""
+        kept = count = 0
+        for process in reversed(list(self)):
+            if not process.at_end:
+                continue
+            count += 1
+            for output in (process.stdout, process.stderr):
+                if isinstance(output, OutputBuffer):
+                    if kept + output.kept > KEPT_OUTPUT_BYTES:
+                        output.release()
+                    kept += output.kept
+            if count > KEPT_FINISHED:
+                del self._processes[process.id]
+                self._forget(process)
+
+    def _forget(self, process: Process) -> None:
+        for pipe in process.pipes:
+            pipe.close()
+        if isinstance(process.stdout, OutputFile):
+            process.stdout.close()
+            own = self._log_dir / f"{process.id}.log"
+            if process.log_file == str(own):
+                own.unlink(missing_ok=True)
+
+
+def _pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe whose write end is closed with `ends`, and its read end too if they fail."""
+    read, write = os.pipe()
+    ends.callback(os.close, write)
+    ends.push(lambda kind, _exc, _tb: os.close(read) if kind else None)
+    return read, write
+
+
+def _leader(process_id: str, child: subprocess.Popen[bytes]) -> Leader:
+    # Not yet reaped, so it is there, be it as a zombie.
+    stat = read_stat(child.pid)
+    return Leader(process_id, child.pid, stat.started if stat else 0)
+
+
+async def _reap(process: Process, child: subprocess.Popen[bytes]) -> None:
+    try:
+        fd = os.pidfd_open(child.pid)
+    except OSError:
+        while child.poll() is None:  # noqa: ASYNC110 - a kernel without pidfds tells nobody
+            await anyio.sleep(POLL_SECONDS)
+    else:
+        try:
+            await anyio.wait_readable(fd)
+        finally:
+            os.close(fd)
+        child.wait()
+    process.reaped.set()
+    process.attention.set()
+
+
+async def _end(process: Process) -> None:
+    """Signal the whole tree until nothing of it is left: as asked at first, then with KILL."""
+    told: set[tuple[int, int, int]] = set()
+    while targets := await members(process.leader):
+        now = time.monotonic()
+        number = process.stop_signal if now < process.kill_at else SIGKILL
+        if now > process.kill_at + KILL_SECONDS:
+            logger.error("%s: %d processes do not die", process.id, len(targets))
+            return
+        for target in targets:
+            _tell(target, number, told)
+        await anyio.sleep(POLL_SECONDS)
+
+
+def _tell(target: Stat, number: int, told: set[tuple[int, int, int]]) -> None:
+    key = (target.pid, target.started, number)
+    if number == SIGKILL or key not in told:
+        told.add(key)
+        send_signal(target, number)
+        if target.state == "T":
+            send_signal(target, SIGCONT)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

@@ -1,0 +1,65 @@
+r"""Bytes of the sandbox as text of a message: exact where it is UTF-8, escaped and said where not.
+
+Names of files have a reversible form: a byte that is not UTF-8 is written `\xNN`, and a backslash
+that would then read as such an escape is written `\x5c`. All other names stay as they are.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from dataclasses import dataclass
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+_ESCAPE = re.compile(rb"\\x(5c|[89a-f][0-9a-f])")
+_BACKSLASH = re.compile(rb"\\(?=x(?:5c|[89a-f][0-9a-f]))")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Text, how many bytes it stands for, and whether nothing had to be escaped."""
+
+    text: str
+    used: int
+    exact: bool
+
+
+def decode(data: bytes, *, final: bool) -> Decoded:
+    """Decode UTF-8; a character cut off at the end is left for the next piece unless `final`."""
+    used = len(data) if final else len(data) - _incomplete(data)
+    try:
+        return Decoded(data[:used].decode(), used, exact=True)
+    except UnicodeDecodeError:
+        return Decoded(data[:used].decode("utf-8", "backslashreplace"), used, exact=False)
+
+
+def decode_within(data: bytes, limit: int, *, final: bool) -> Decoded:
+    """Decode as much from the start of `data` as takes at most `limit` bytes in a message."""
+    decoded = decode(data, final=final)
+    while (size := json_size(decoded.text)) > limit:
+        # Shrinks by the overshoot, and always by something, so it ends after a few rounds.
+        data = data[: min(len(data) * limit // size, len(data) - 1)]
+        decoded = decode(data, final=False)
+    return decoded
+
+
+def _incomplete(data: bytes) -> int:
+    decoder = _Utf8("backslashreplace")
+    decoder.decode(data[-4:])
+    return len(decoder.getstate()[0])
+
+
+def name_to_text(name: bytes) -> str:
+    """Write a file name reversibly, as described above."""
+    return _BACKSLASH.sub(rb"\\x5c", name).decode("utf-8", "backslashreplace")
+
+
+def name_to_bytes(text: str) -> bytes:
+    """Read a file name that `name_to_text` wrote, or that a person typed."""
+    return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text.encode())
+
+
+def json_size(text: str) -> int:
+    """Return the bytes that `text` takes inside a message."""
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace"))
