@@ -1,0 +1,199 @@
+"""The daemon: it owns the socket, and with it the sandbox's processes and files.
+
+The socket is bound before anything heavy is imported, so a client can connect, and wait, while the
+daemon still starts. mcp is imported only after that: it takes longer than all the rest together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from in_pod_server import contract
+
+if TYPE_CHECKING:
+    import asyncio
+
+BACKLOG: Final = 128
+FLUSH_SECONDS: Final = 1.5
+"""How long connections may take to write their last replies when the daemon ends."""
+MAX_SOCKET_PATH: Final = 107
+_PR_SET_DUMPABLE: Final = 4
+
+logger = logging.getLogger(__name__)
+
+
+class DaemonError(Exception):
+    """The daemon cannot start, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where everything is. The pod's own places are `contract`'s; tests have others."""
+
+    socket: Path
+    home: Path
+    workspace: Path
+    run_dir: Path
+    log_dir: Path
+    podinfo: Path
+
+
+def serve(paths: Paths, *, max_file_bytes: int) -> int:
+    """Run the daemon until SIGTERM or SIGINT; return its exit code.
+
+    Raises:
+        DaemonError: The socket cannot be had, or a folder is missing.
+    """
+    _close_stdin()
+    _become_undumpable()
+    with bound(paths.socket) as listener:
+        _prepare(paths)
+        # Collecting garbage while mcp builds its models costs a sixth of the start.
+        gc.disable()
+        import anyio
+
+        from in_pod_server import connection, server  # noqa: F401 - the slow part, under gc.disable
+
+        gc.freeze()
+        gc.enable()
+        anyio.run(_serve, paths, listener, max_file_bytes)
+    return 0
+
+
+@contextlib.contextmanager
+def bound(path: Path) -> Iterator[socket.socket]:
+    """Listen on `path` (0600), in place of what a dead daemon left there.
+
+    Raises:
+        DaemonError: Another daemon lives, or the path cannot be used.
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise DaemonError(f"the socket's path is longer than {MAX_SOCKET_PATH} bytes: {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise DaemonError(f"the socket's folder cannot be used: {exc}") from exc
+    with os.fdopen(lock, "r+"), socket.socket(socket.AF_UNIX) as listener:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DaemonError(f"another daemon serves {path}: stop it first") from None
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise DaemonError(f"{path} exists and is no socket: remove it first")
+            path.unlink()
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        except OSError as exc:
+            raise DaemonError(f"the socket {path} cannot be bound: {exc.strerror}") from exc
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _prepare(paths: Paths) -> None:
+    if not paths.home.is_dir():
+        raise DaemonError(f"the home {paths.home} is no folder")
+    try:
+        paths.run_dir.mkdir(parents=True, exist_ok=True)
+        paths.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise DaemonError(f"a folder of the daemon cannot be made: {exc}") from exc
+
+
+def _close_stdin() -> None:
+    """Point stdin at /dev/null: nothing here may read what is meant for somebody else."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if null:
+        os.close(null)
+
+
+def _become_undumpable() -> None:
+    """Keep our memory from the commands: they have our uid, and could ptrace us otherwise."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def hello(podinfo: Path) -> dict[str, object]:
+    """Return what the hello says: the contract, this start of the daemon, this pod."""
+    try:
+        uid = (podinfo / contract.PODINFO_UID).read_text("utf-8").strip()
+    except OSError:
+        uid = ""
+    return {
+        contract.HELLO_CONTRACT: contract.CONTRACT_VERSION,
+        contract.HELLO_BOOT_ID: secrets.token_hex(8),
+        contract.HELLO_POD_UID: uid,
+    }
+
+
+async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> None:
+    import asyncio
+
+    import anyio
+
+    from in_pod_server.connection import Connection
+    from in_pod_server.files import Home
+    from in_pod_server.launch import Launcher
+    from in_pod_server.processes import ProcessTable
+    from in_pod_server.server import build_server
+
+    stop = anyio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    launcher = Launcher(
+        home=paths.home, run_dir=paths.run_dir, user=contract.USER, tmp_dir=Path(contract.TMP_DIR)
+    )
+    experimental = {contract.HELLO: hello(paths.podinfo)}
+    names = [paths.home, paths.workspace]
+    with Home(names) as home, Home([paths.workspace]) as workspace:
+        async with ProcessTable(launcher, log_dir=paths.log_dir) as processes:
+            server = build_server(
+                processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
+            )
+
+            async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connection = Connection(
+                    reader, writer, max_message_bytes=contract.MAX_MESSAGE_BYTES
+                )
+                try:
+                    await connection.serve(server, experimental=experimental)
+                except Exception:
+                    # The boundary: one client's session may fail, the others go on.
+                    logger.exception("a connection failed")
+
+            async with anyio.create_task_group() as connections:
+                accepting = await asyncio.start_unix_server(
+                    lambda r, w: connections.start_soon(handle, r, w), sock=listener
+                )
+                logger.info("serving on %s", paths.socket)
+                await stop.wait()
+                accepting.close()
+                # Commands first: calls that wait for them are then answered, not cut off.
+                await processes.stop_all()
+                with anyio.move_on_after(FLUSH_SECONDS):
+                    await anyio.sleep(0.05)
+                connections.cancel_scope.cancel()

@@ -1,0 +1,119 @@
+"""The MCP server of one sandbox: all tools, and the one place where their failures become words."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from pydantic import ValidationError
+
+from in_pod_server import __version__, contract
+from in_pod_server.blobs import add_blob_tools
+from in_pod_server.errors import ArgumentError
+from in_pod_server.file_tools import add_file_tools
+from in_pod_server.files import Home
+from in_pod_server.process_tools import add_process_tools
+from in_pod_server.processes import ProcessTable
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import Context
+    from mcp.types import CallToolResult, InputRequiredResult
+
+TOOLSET_DEFAULT: Final = "default"
+TOOLSET_BLOBS: Final = "blobs"
+
+INSTRUCTIONS: Final = """\
+A Linux sandbox with one home folder that is kept. run_command runs bash and returns exit code,
+stdout and stderr; every call is a fresh shell. What takes longer than a call answers "still
+running" with a process_id: follow it with read_output, end it with stop_process. Servers belong in
+start_background. write_file, read_file, list_files and delete_file work on the home without quoting.
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class SandboxServer(MCPServer[Any]):
+    """An `MCPServer` whose failures are short, say what to do next, and hide nothing."""
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        context: Context[Any, Any] | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; every failure is a `ToolError` with text meant for the caller."""
+        self._refuse_unknown(name, arguments)
+        try:
+            return await super().call_tool(name, arguments, context)
+        except UnexpectedToolError as exc:
+            cause = exc.__cause__ or exc
+            logger.exception("internal error in %s", name, exc_info=cause)
+            raise ToolError(
+                f"internal error in {name}: {type(cause).__name__}; this is a fault of the sandbox "
+                "server, not of the call, and the pod's log tells more"
+            ) from cause
+        except ToolError as exc:
+            match exc.__cause__:
+                case ValidationError() as invalid:
+                    raise ArgumentError(_explain(name, invalid)) from None
+                case ToolError() as said:
+                    raise said from said.__cause__
+                case _:
+                    raise
+
+    def _refuse_unknown(self, name: str, arguments: dict[str, Any]) -> None:
+        tool = self._tool_manager.get_tool(name)
+        if tool is None:
+            known = ", ".join(tool.name for tool in self._tool_manager.list_tools())
+            raise ArgumentError(f"there is no tool {name!r}; there are: {known}")
+        takes = list(tool.parameters.get("properties", {}))
+        unknown = [argument for argument in arguments if argument not in takes]
+        if unknown:
+            raise ArgumentError(
+                f"{name} takes no argument {unknown[0]!r}; it takes: {', '.join(takes) or 'none'}"
+            )
+
+
+def _explain(name: str, invalid: ValidationError) -> str:
+    """Say in a line what is wrong with each argument."""
+    said = []
+    for problem in invalid.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        said.append(f"{where}: {problem['msg'][:1].lower()}{problem['msg'][1:]}")
+    return f"{name} cannot be called so: {'; '.join(said)}"
+
+
+def build_server(
+    *,
+    processes: ProcessTable,
+    home: Home,
+    workspace: Home,
+    max_file_bytes: int = contract.MAX_FILE_BYTES,
+) -> SandboxServer:
+    """Return the daemon's server with its own tools and the example's."""
+    server = SandboxServer(
+        contract.SERVER_NAME,
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        log_level="WARNING",
+        subscriptions=False,
+    )
+    add_process_tools(server, processes, home)
+    add_file_tools(server, home, max_file_bytes=max_file_bytes)
+    add_blob_tools(server, workspace)
+    return server
+
+
+async def describe_tools(server: SandboxServer) -> str:
+    """Return what tools.json holds: each toolset's tools, just as tools/list gives them."""
+    blobs = SandboxServer(contract.SERVER_NAME)
+    add_blob_tools(blobs, Home([]))
+    names = {tool.name for tool in await blobs.list_tools()}
+    toolsets: dict[str, list[Any]] = {TOOLSET_DEFAULT: [], TOOLSET_BLOBS: []}
+    for tool in await server.list_tools():
+        toolset = TOOLSET_BLOBS if tool.name in names else TOOLSET_DEFAULT
+        toolsets[toolset].append(tool.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return json.dumps(toolsets, indent=2, sort_keys=True) + "\n"
