@@ -14,7 +14,7 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_conf \
     apt-get update -q; \
     apt-get install -y -q --no-install-recommends \
         bash ca-certificates curl git gzip openssh-client openssh-server procps python3 python3-venv \
-        ripgrep rsync tar tini; \
+        ripgrep rsync systemd-standalone-sysusers tar tini; \
     groupadd --gid 1000 sandbox; \
     useradd --uid 1000 --gid 1000 --home-dir /home/sandbox --create-home --shell /bin/bash \
         --password '*' sandbox; \

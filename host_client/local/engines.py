@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,14 @@ from host_client.local.containerd import canonical
 from host_client.local.kind import docker_answers
 from host_client.local.machine import snapshotter_for
 from host_client.local.processes import boot_id
-from host_client.local.tools import Failure, MissingPrerequisite, run, stream
+from host_client.local.tools import Failure, MissingPrerequisite, run, stream, tail
 
 TRANSFER_SECONDS: Final = 900.0
 """A full image over a slow line."""
 STEP: Final = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+.*|^#\d+ \[.*\d+/\d+\] .*")
 """The lines in which buildah, podman and BuildKit say what they are doing."""
+UNKNOWN_IMAGE: Final = re.compile(r"not known|no such (?:image|object)|not found", re.IGNORECASE)
+"""How they say that they do not have an image; anything else is trouble with the engine."""
 STEP_WIDTH: Final = 100
 FIX: Final = "install Docker (with buildx), podman or buildah, and start its engine if it has one"
 
@@ -75,7 +78,11 @@ class Engine:
         """The image's id; None when the engine does not have it."""
         argv = [*self.program, *self.inspect_words, canonical(image)]
         done = run(argv, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
+        if done.returncode == 0:
+            return done.stdout.strip()
+        if UNKNOWN_IMAGE.search(done.stderr):
+            return None
+        raise Failure(f"{shlex.join(argv)}: {tail(done.stderr)}")
 
     def pull(self, image: str) -> None:
         """Fetch an image from its registry."""
@@ -122,7 +129,7 @@ def buildah(cache: Path) -> Engine:
     return Engine(
         "buildah",
         program,
-        build_words=("bud", "--isolation", "chroot", "--layers"),
+        build_words=("bud", "--isolation", "chroot", "--layers", "--force-rm"),
         inspect_words=("inspect", "--type", "image", "--format", "{{.FromImageID}}"),
     )
 

@@ -31,6 +31,7 @@ from host_client.local.tools import (
     NotFound,
     absolute_tool,
     cache_home,
+    exclusive,
     image_name,
     run,
 )
@@ -96,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     console = Console()
     try:
-        answer = _run(options, console)
+        # Two buildahs in one store take each other's unfinished layers for rubbish.
+        with exclusive(cache_home() / "image.lock"):
+            answer = _run(options, console)
     except Failure as failure:
         if options.json:
             print(json.dumps({"error": str(failure)}))
