@@ -88,8 +88,8 @@ class Backend(Protocol):
     async def pods_left(self, sandbox: Sandbox) -> list[str]:
         """Names of its pods that still exist."""
 
-    async def why_pending(self, pod: PodView) -> str:
-        """Recent warning events of a pod."""
+    async def last_words(self, pod: PodView) -> str:
+        """The end of a crashed container's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,16 +355,18 @@ class Launcher:
         while not pod.container_running:
             if failure := pod.failure(self._now()):
                 reason, message = failure
-                events = await self._backend.why_pending(pod)
+                if reason == "CrashLoopBackOff":
+                    said = await self._backend.last_words(pod)
+                    message += f"; it said: {said}" if said else ""
                 raise LaunchFailed(
-                    f"sandbox {sandbox.id} cannot start, {reason}: "
-                    f"{_joined(message, events)}. {_next_step(reason, sandbox)}",
+                    f"sandbox {sandbox.id} cannot start, {reason}: {message}. "
+                    f"{_next_step(reason, sandbox)}",
                     reason=reason,
                 )
             if pod.ended or pod.deleting:
                 raise LaunchFailed(
                     f"sandbox {sandbox.id}: pod {pod.name} ended while starting "
-                    f"({_joined(pod.ended_reason or pod.phase, pod.last_exit or '')})",
+                    f"({'; '.join(filter(None, (pod.ended_reason or pod.phase, pod.last_exit)))})",
                     reason="Ended",
                 )
             if anyio.current_time() >= deadline:
@@ -473,11 +475,6 @@ class Launcher:
         return await self._backend.delete_home(home["metadata"]["uid"])
 
 
-def _joined(message: str, events: str) -> str:
-    """Message and events as one text that says nothing twice."""
-    return message if events in message else "; ".join(filter(None, (message, events)))
-
-
 def _next_step(reason: str, sandbox: Sandbox) -> str:
     """What to do about a launch failure."""
     if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
@@ -491,5 +488,5 @@ def _next_step(reason: str, sandbox: Sandbox) -> str:
             "ask for less, destroy other sandboxes, or add a node"
         )
     if reason == "CrashLoopBackOff":
-        return f"See `kubectl logs {sandbox.pod_name}`; is {sandbox.spec.image!r} a podpipe image?"
+        return f"Is {sandbox.spec.image!r} (setting SANDBOX_IMAGE) a podpipe image, and of this version?"
     return "Nothing of it was left behind"

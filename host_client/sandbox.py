@@ -26,8 +26,6 @@ Phase = Literal["running", "starting", "stopping", "suspended", "expired", "fail
 
 UNSCHEDULABLE_GRACE_SECONDS = 8.0
 """A new volume makes a pod unschedulable for a moment; longer than this it is the cluster's word."""
-CRASHES_BEFORE_FAILED = 2
-"""Restarts of a container that never became ready before its launch counts as failed."""
 
 _NOT_PULLABLE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -292,7 +290,7 @@ class PodView:
         if self.waiting_reason in _NOT_PULLABLE | _NOT_STARTABLE:
             return self.waiting_reason, self.waiting_message
         if self.waiting_reason == "CrashLoopBackOff" or (
-            self.restarts >= CRASHES_BEFORE_FAILED and not self.container_running
+            self.restarts >= 1 and not self.container_running and self.last_exit
         ):
             return "CrashLoopBackOff", f"the container keeps ending: {self.last_exit}"
         age = (now - self.created_at).total_seconds()

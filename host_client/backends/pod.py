@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT_WAIT_SECONDS = 10.0
 """A namespace's `default` ServiceAccount follows the namespace; until then pods are refused."""
+LOG_LINES, LOG_BYTES = 5, 600
+"""How much of a crashed container's log an error quotes."""
 _RETRY_SECONDS = 0.3
 
 _CONFIGMAPS = "configmaps"
@@ -274,18 +276,19 @@ class PodBackend:
         """Delete the user's home claim if it is the one with this uid; False if it was not there."""
         return await self._kubectl.delete(_CLAIMS, home_claim(self._settings.user_key), uid=uid)
 
-    async def why_pending(self, pod: PodView) -> str:
-        """The newest warning events of a pod in one line, for an error; best effort."""
-        try:
-            events = await self._kubectl.json(
-                "get", "events", f"--field-selector=involvedObject.uid={pod.uid},type=Warning",
-                "-o", "json",
-            )  # fmt: skip
-        except KubectlError as error:
-            log.info("no events of %s: %s", pod.name, error)
-            return ""
-        messages = [str(item.get("message", "")) for item in events.get("items", [])]
-        return "; ".join(dict.fromkeys(filter(None, messages[-3:])))[:1000]
+    async def last_words(self, pod: PodView) -> str:
+        """The end of what the container wrote before it ended; empty where it cannot be read."""
+        for previous in (["--previous"], []):
+            try:
+                said = await self._kubectl.run(
+                    "logs", pod.name, "-c", c.CONTAINER, f"--tail={LOG_LINES}", *previous
+                )
+            except KubectlError as error:
+                log.info("no logs of %s: %s", pod.name, error)
+            else:
+                if "unable to retrieve container logs" not in said:
+                    return said.strip()[-LOG_BYTES:]
+        return ""
 
     async def _cluster_classes(self) -> tuple[str, str]:
         """Runtime class and storage class to ask for; empty means the cluster's default."""
@@ -329,7 +332,7 @@ class PodBackend:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
-            log.warning("%s", text)
+            log.info("%s", text)
 
 
 def _no_runtime_class(error: KubectlError, runtime_class: str) -> bool:
