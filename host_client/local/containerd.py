@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,18 @@ def canonical(image: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
+def replaced(before: Mapping[str, str], after: Mapping[str, str], name: str) -> list[str]:
+    """The `sha256:` names of what `name` no longer means and no other name does.
+
+    The kubelet's side of containerd keeps such a name beside every tag, and never drops it.
+    """
+    old = before.get(name)
+    if old is None or after.get(name) == old:
+        return []
+    users = [other for other, digest in after.items() if digest == old]
+    return users if all(user.startswith("sha256:") for user in users) else []
+
+
 class Containerd:
     """One containerd by its socket."""
 
@@ -51,15 +64,14 @@ class Containerd:
         fields = (row.split() for row in rows)
         return {row[0]: row[2] for row in fields if len(row) > 2}
 
-    def load(self, archive: Path, image: str) -> str:
+    def load(self, archive: Path, image: str) -> None:
         """Import an image archive, and drop the content that the name pointed to before."""
-        before = self._untagged(image)
-        argv = self.argv("images", "import", str(archive))
-        run(argv, timeout=IMPORT_SECONDS)
-        stale = before - self._untagged(image)
+        name = canonical(image)
+        before = self.images()
+        run(self.argv("images", "import", str(archive)), timeout=IMPORT_SECONDS)
+        stale = replaced(before, self.images(), name)
         if stale:
-            run(self.argv("images", "rm", *sorted(stale)), check=False)
-        return self.images().get(canonical(image), "")
+            run(self.argv("images", "rm", *stale), check=False)
 
     def stop_everything(self, grace: float) -> list[str]:
         """TERM every container, wait, KILL what is left; the ids that would not go."""
@@ -71,14 +83,6 @@ class Containerd:
         for task in self._tasks():
             run(self.argv("tasks", "rm", "--force", task), check=False)
         return self._tasks()
-
-    def _untagged(self, image: str) -> set[str]:
-        """The `sha256:` names that the kubelet's interface keeps beside a tag."""
-        images = self.images()
-        digest = images.get(canonical(image))
-        return {
-            name for name, its in images.items() if name.startswith("sha256:") and its == digest
-        }
 
     def _tasks(self) -> list[str]:
         return run(self.argv("tasks", "ls", "-q"), check=False).stdout.split()
