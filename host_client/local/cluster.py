@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from host_client.local import machine
 from host_client.local.console import Console
 from host_client.local.existing import Existing
 from host_client.local.kind import Kind
@@ -24,6 +25,7 @@ from host_client.local.tools import (
     Failure,
     NotFound,
     cache_home,
+    exclusive,
     image_name,
     state_home,
     write_private,
@@ -111,8 +113,15 @@ class Choice:
             self._record.unlink()
 
     def remove_caches(self) -> None:
-        """Remove binaries and base images, and our folders where nothing else is in them."""
-        shutil.rmtree(cache_home(self._env), ignore_errors=True)
+        """Remove binaries and images, and our state folder where nothing else is in it."""
+        cache = cache_home(self._env)
+        if cache.exists():
+            with self._console.step(f"removing {cache}"):
+                with exclusive(cache / "image.lock"):
+                    if sys.platform == "linux":
+                        machine.unmount_below(cache)
+                        machine.remove_builder_strays()
+                    shutil.rmtree(cache)
         try:
             state_home(self._env).rmdir()
         except OSError:
@@ -198,6 +207,8 @@ def _down(options: argparse.Namespace, choice: Choice, provider: Provider | None
         print(json.dumps({"provider": name, "purged": options.purge}))
     elif provider is None:
         print(NOTHING_UP)
+    elif name == "existing":
+        print("nothing was stopped: this cluster was not started here")
     return 0
 
 

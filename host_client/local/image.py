@@ -197,7 +197,8 @@ def load(
         node = choice.node()
         if not node.containerd.answers():
             raise NotFound("the node is not up: run `scripts/cluster up --provider node`")
-    with tempfile.TemporaryDirectory() as folder:
+    # Not in /tmp: that may be memory, and too small for an image.
+    with tempfile.TemporaryDirectory(dir=cache_home()) as folder:
         archive = Path(folder) / "image.tar"
         with console.step(f"writing {image} as an archive"):
             engine.save(image, archive)
@@ -218,7 +219,7 @@ def build_secrets(env: Mapping[str, str]) -> Iterator[dict[str, Path]]:
         if not Path(bundle).is_file():
             raise Failure(f"the CA bundle {bundle} is not a file: correct PODPIPE_CA_BUNDLE")
         secrets["ca_bundle"] = Path(bundle)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=cache_home()) as folder:
         settings = apt_settings(bundle is not None)
         if settings:
             secrets["apt_conf"] = Path(folder) / "apt.conf"

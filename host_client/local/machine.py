@@ -26,6 +26,14 @@ SHIM_SOCKETS: Final = Path("/run/containerd/s")
 """Sockets of containerd's shims; fixed."""
 DEVICE_PLUGINS: Final = Path("/var/lib/kubelet/device-plugins")
 """The kubelet's; fixed, whatever its root folder is."""
+CONTAINERS: Final = Path("/var/lib/containers")
+"""Where podman and buildah keep things when nobody says otherwise."""
+BUILDER_STRAYS: Final = (
+    CONTAINERS / "cache" / "blob-info-cache-v1.boltdb",
+    Path("/var/cache/containers/short-name-aliases.conf.lock"),
+    Path("/etc/cni/net.d/cni.lock"),
+)
+"""Caches and empty locks whose places buildah's options do not change."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 KERNEL_SETTINGS: Final = (
     "vm/overcommit_memory",
@@ -157,8 +165,9 @@ def remove_shim_sockets(containerd_state: Path) -> None:
 
 def remove_strays(state: Path) -> None:
     """Remove what the kubelet, containerd and CNI make at fixed places outside the folder."""
-    for result in CNI_RESULTS.glob(f"{NETWORK}-*"):
-        result.unlink()
+    for sandbox in (state / "containerd" / "io.containerd.grpc.v1.cri" / "sandboxes").glob("*"):
+        (CNI_RESULTS / f"{NETWORK}-{sandbox.name}-eth0").unlink(missing_ok=True)
+        (CNI_RESULTS / f"cni-loopback-{sandbox.name}-lo").unlink(missing_ok=True)
     for link in CONTAINER_LINKS.glob("*.log"):
         if link.is_symlink() and link.readlink().is_relative_to(state):
             link.unlink()
@@ -177,6 +186,16 @@ def remove_strays(state: Path) -> None:
         for folder in sorted((path for path in pods.rglob("*") if path.is_dir()), reverse=True):
             _remove_empty(folder)
         _remove_empty(pods)
+
+
+def remove_builder_strays() -> None:
+    """Remove what buildah keeps at fixed places, unless the machine's own podman shares it."""
+    if (CONTAINERS / "storage").exists():
+        return
+    for path in BUILDER_STRAYS:
+        path.unlink(missing_ok=True)
+        _remove_empty(path.parent)
+    _remove_empty(CONTAINERS)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -140,6 +140,8 @@ class Node:
         rendered = node_config.files(layout, ports, snapshotter, machine.resolv_conf())
         for path, content in rendered.items():
             write_private(path, content)
+        for name in missing:
+            self._records.forget(name)
 
     def _recover_from_reboot(self) -> None:
         """After a reboot containerd's state and every mount of it mean nothing any more."""
@@ -197,13 +199,12 @@ class Node:
         self._records.save(name, process)
 
     def _finish(self, *, fast: bool) -> None:
-        kubectl = self.access().argv
         if fast and self._is_complete():
             self._console.say(f"the node is up (Kubernetes {KUBERNETES_VERSION})")
             return
         with self._console.step("waiting until the node is ready"):
             self._wait("the API server", self._api_is_ready)
-            run(kubectl("apply", "-f", "-"), text_in=node_config.storage_class())
+            run(self._kubectl("apply", "-f", "-"), text_in=node_config.storage_class())
             self._wait("the node", self._node_is_ready)
             self._wait("the default ServiceAccount", self._account_exists)
         self._console.say(f"the node is up (Kubernetes {KUBERNETES_VERSION})")
@@ -225,9 +226,13 @@ class Node:
         return self._ask("get", "--raw", "/readyz") == "ok"
 
     def _ask(self, *arguments: str) -> str:
-        argv = self.access().argv("--request-timeout=5s", *arguments)
+        argv = self._kubectl("--request-timeout=5s", *arguments)
         done = run(argv, check=False, timeout=10)
         return done.stdout.strip() if done.returncode == 0 else ""
+
+    def _kubectl(self, *arguments: str) -> list[str]:
+        # Its cache would be the only thing of ours in the user's ~/.kube.
+        return self.access().argv(f"--cache-dir={self._layout.state / 'kubectl'}", *arguments)
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
         until = time.monotonic() + READY_SECONDS
