@@ -59,7 +59,7 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
 TOOLSETS = ("default", "blobs")
 MAX_ENV_FILE_BYTES = 64 * 1024
 
-_QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
+_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
 _SCALE = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -188,15 +188,15 @@ class Settings:
             environment=process | ({"KUBECONFIG": k} if (k := env.get("KUBECONFIG", "")) else {}),
         )
         user_key(settings.user)
-        for name in (
-            "storage_size",
-            "cpu_limit",
-            "memory_limit",
-            "cpu_request",
-            "memory_request",
-            "ephemeral_storage_limit",
+        for name, value in (
+            ("DEFAULT_STORAGE_SIZE", settings.storage_size),
+            ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
+            ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
+            ("CPU_REQUEST", settings.cpu_request),
+            ("MEMORY_REQUEST", settings.memory_request),
+            ("EPHEMERAL_STORAGE_LIMIT", settings.ephemeral_storage_limit),
         ):
-            quantity(getattr(settings, name), name.upper())
+            quantity(value, name)
         if settings.ttl_minutes > settings.max_ttl_minutes:
             raise UsageError(
                 f"DEFAULT_TTL_MINUTES={settings.ttl_minutes} is above "

@@ -73,7 +73,7 @@ class Backend(Protocol):
     async def home(self) -> Mapping[str, Any] | None:
         """The user's home, None if it was never made, or NameTaken."""
 
-    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> tuple[PodView, str]:
+    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
         """Make the present incarnation; the uid of the home if this made it."""
 
     async def stop(self, pod: PodView) -> None:
@@ -192,25 +192,24 @@ class Launcher:
         progress("asking the cluster")
         home = await self._backend.home()
         sandbox = await self._backend.claim(draft)
-        made_home = ""
         try:
-            pod, made_home = await self._backend.start(sandbox, home)
+            pod = await self._backend.start(sandbox, home)
             return await self._started(sandbox, pod, START_WAIT_SECONDS, progress)
         except StillStarting as waiting:
             return Status(sandbox, "starting", None, waiting.detail)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._undo(sandbox, made_home)
+                await self._undo(sandbox, had_home=home is not None)
             raise
 
-    async def _undo(self, sandbox: Sandbox, made_home: str) -> None:
+    async def _undo(self, sandbox: Sandbox, *, had_home: bool) -> None:
         """Remove what a failed create made; what cannot be removed is logged by name."""
         try:
             with anyio.fail_after(STOP_WAIT_SECONDS):
                 await self._backend.delete(sandbox)
                 await self._gone(sandbox)
-                if made_home:
-                    await self._backend.delete_home(made_home)
+                if not had_home and not await self._backend.owned_by(self._key):
+                    await self.purge_home()
         except (PodpipeError, TimeoutError) as error:
             log.exception("sandbox %s could not be cleaned up", sandbox.id, exc_info=error)
 
@@ -293,7 +292,7 @@ class Launcher:
                 pod = None
             if not leaving:
                 if pod is None:
-                    pod, _ = await self._backend.start(sandbox, await self._backend.home())
+                    pod = await self._backend.start(sandbox, await self._backend.home())
                 return await self._resumed(sandbox, pod, deadline - anyio.current_time(), progress)
             if anyio.current_time() >= deadline:
                 raise StillStarting(

@@ -206,15 +206,12 @@ class PodBackend:
             )
         return claim
 
-    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> tuple[PodView, str]:
+    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
         """Apply the pod of the record's present incarnation, and the home if there is none yet.
 
         Args:
             sandbox: the record as the API has it.
             home: what `home()` gave.
-
-        Returns:
-            The pod, and the uid of the home if this call made it, else "".
 
         Raises:
             LaunchFailed: the API refused the pod: quota, Pod Security, policy.
@@ -244,14 +241,13 @@ class PodBackend:
                     raise _refused(sandbox, error) from error
                 else:
                     await anyio.sleep(_RETRY_SECONDS)
-        made = next((o["metadata"]["uid"] for o in applied if o["kind"] != "Pod"), "")
         view = next(o for o in applied if o["kind"] == "Pod")
         owners = [owner["uid"] for owner in view["metadata"].get("ownerReferences", [])]
         if owners != [sandbox.uid]:
             raise NameTaken(
                 f"Pod {sandbox.pod_name} exists and does not belong to sandbox {sandbox.id}"
             )
-        return PodView.from_object(view), made
+        return PodView.from_object(view)
 
     async def stop(self, pod: PodView) -> None:
         """Ask for the end of this very pod; returns before it is gone."""

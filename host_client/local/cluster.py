@@ -116,12 +116,11 @@ class Choice:
         """Remove binaries and images, and our state folder where nothing else is in it."""
         cache = cache_home(self._env)
         if cache.exists():
-            with self._console.step(f"removing {cache}"):
-                with exclusive(cache / "image.lock"):
-                    if sys.platform == "linux":
-                        machine.unmount_below(cache)
-                        machine.remove_builder_strays()
-                    shutil.rmtree(cache)
+            with self._console.step(f"removing {cache}"), exclusive(cache / "image.lock"):
+                if sys.platform == "linux":
+                    machine.unmount_below(cache)
+                    machine.remove_builder_strays()
+                shutil.rmtree(cache)
         try:
             state_home(self._env).rmdir()
         except OSError:

@@ -1,0 +1,109 @@
+"""A stub cluster for the host: objects in a JSON file, pods that are real daemons here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host_client.config import Settings
+
+STUB_KUBECTL = Path(__file__).resolve().parent.parent / "stubs" / "kubectl"
+
+
+class StubCluster:
+    """What tests/stubs/kubectl works on, seen from a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.write_kubeconfig("https://stub:6443")
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "KUBECONFIG": str(self.kubeconfig),
+            "STUB_DIR": str(folder),
+            "PODPIPE_KUBECTL": str(folder / "kubectl"),
+            "PODPIPE_USER": "alice",
+        }
+        # The interpreter at hand, without site: `env python3` may be a slow shim.
+        kubectl = folder / "kubectl"
+        kubectl.write_text(
+            f"#!{sys.executable} -IS\n"
+            f"import runpy; runpy.run_path({str(STUB_KUBECTL)!r}, run_name='__main__')\n",
+            encoding="utf-8",
+        )
+        kubectl.chmod(0o755)
+        self.add({"kind": "Namespace", "metadata": {"name": "sandbox-system"}})
+
+    def write_kubeconfig(self, server: str, context: str = "stub") -> None:
+        config = {
+            "clusters": [{"name": "stub", "cluster": {"server": server}}],
+            "contexts": [{"name": context, "context": {"cluster": "stub", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+            "current-context": context,
+        }
+        self.kubeconfig.write_text(json.dumps(config), encoding="utf-8")
+
+    def settings(self, **environment: str) -> Settings:
+        return Settings.from_env(self.environment | environment, cwd=self.folder)
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        path = self.folder / "state.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def names(self, kind: str) -> list[str]:
+        return [key.split("/")[1] for key in self.objects if key.startswith(f"{kind}/")]
+
+    def add(self, obj: dict[str, Any]) -> None:
+        obj["metadata"] = {"uid": "u", "resourceVersion": "1", "labels": {}} | obj["metadata"]
+        objects = self.objects | {f"{obj['kind']}/{obj['metadata']['name']}": obj}
+        (self.folder / "state.json").write_text(json.dumps(objects), encoding="utf-8")
+
+    def faults(self, **faults: dict[str, Any]) -> None:
+        (self.folder / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
+
+    @property
+    def calls(self) -> list[list[str]]:
+        lines = (self.folder / "calls.jsonl").read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line]
+
+    def execs(self) -> int:
+        return sum("exec" in call for call in self.calls)
+
+    def close(self) -> None:
+        """End the daemons that the stub started, by the ids that it recorded."""
+        pids = [int(p.read_text(encoding="utf-8")) for p in self.folder.glob("pods/*/pid")]
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + 5
+        while any(map(_runs, pids)) and time.monotonic() < deadline:
+            time.sleep(0.02)  # only a bound on the tidying up, no test waits on it
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Iterator[StubCluster]:
+    cluster = StubCluster(tmp_path)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(tmp_path, ignore_errors=True)

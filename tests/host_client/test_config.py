@@ -1,0 +1,102 @@
+"""Settings are read once, checked at the door, and documented."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from host_client.config import SETTINGS_HELP, Settings, quantity
+from host_client.errors import UsageError
+
+
+def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
+    settings = Settings.from_env({"PODPIPE_USER": "u"}, cwd=tmp_path)
+    for name, attribute in (
+        ("NAMESPACE", settings.namespace),
+        ("SANDBOX_IMAGE", settings.image),
+        ("DEFAULT_STORAGE_SIZE", settings.storage_size),
+        ("DEFAULT_TTL_MINUTES", str(settings.ttl_minutes)),
+        ("MAX_TTL_MINUTES", str(settings.max_ttl_minutes)),
+        ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
+        ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
+        ("CPU_REQUEST", settings.cpu_request),
+        ("MEMORY_REQUEST", settings.memory_request),
+        ("EPHEMERAL_STORAGE_LIMIT", settings.ephemeral_storage_limit),
+        ("MAX_FILE_BYTES", str(settings.max_file_bytes)),
+        ("PODPIPE_TOOLSET", ",".join(settings.toolsets)),
+        ("PODPIPE_LOG_LEVEL", settings.log_level),
+    ):
+        assert SETTINGS_HELP[name][0] == attribute, name
+
+
+def test_the_environment_wins_over_the_env_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "# ours\nexport NAMESPACE=from-file\nSANDBOX_IMAGE='a:b'  # quoted\nOTHER=x y z\n",
+        encoding="utf-8",
+    )
+    settings = Settings.from_env({"NAMESPACE": "from-env", "PODPIPE_USER": "u"}, cwd=tmp_path)
+    assert (settings.namespace, settings.image) == ("from-env", "a:b")
+    assert settings.env_file == tmp_path / ".env"
+
+
+def test_a_named_env_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"PODPIPE_ENV_FILE='no\.env'"):
+        Settings.from_env({"PODPIPE_ENV_FILE": "no.env"}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("NAMESPACE=a b", "line 1"), ("\nSANDBOX_IMAGE='x", "line 2"), ("NAMESPACE", "line 1")],
+)
+def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / ".env").write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        Settings.from_env({"PODPIPE_USER": "u"}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NAMESPACE", "Bad_Name"),
+        ("NAMESPACE", "-x"),
+        ("DEFAULT_TTL_MINUTES", "0"),
+        ("DEFAULT_TTL_MINUTES", "soon"),
+        ("DEFAULT_TTL_MINUTES", "2000"),
+        ("MAX_TTL_MINUTES", "-5"),
+        ("DEFAULT_CPU_LIMIT", "two"),
+        ("DEFAULT_MEMORY_LIMIT", "4GiB"),
+        ("DEFAULT_STORAGE_SIZE", "0"),
+        ("MAX_FILE_BYTES", "1e6"),
+        ("PODPIPE_TOOLSET", "default,nonesuch"),
+        ("PODPIPE_LOG_LEVEL", "LOUD"),
+        ("STORAGE_BACKEND", "s3"),
+        ("PODPIPE_USER", ""),
+        ("PODPIPE_USER", "a\nb"),
+    ],
+)
+def test_a_malformed_setting_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Settings.from_env({"PODPIPE_USER": "u", name: value}, cwd=tmp_path)
+    assert name in str(refused.value) or "user id" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500m", "0.5"), ("2", "2"), ("1.5", "1.5"), ("4Gi", "4294967296"), ("1k", "1000")],
+)
+def test_quantities_are_read_as_kubernetes_reads_them(text: str, value: str) -> None:
+    assert quantity(text, "x") == Decimal(value)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1gi", "Gi", "1e3", "0", "0m", "١", "1\n"])
+def test_what_is_no_positive_quantity_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="limit="):
+        quantity(text, "limit")
+
+
+def test_runtime_class_unset_and_empty_are_different(tmp_path: Path) -> None:
+    base = {"PODPIPE_USER": "u"}
+    assert Settings.from_env(base, cwd=tmp_path).runtime_class is None
+    assert Settings.from_env(base | {"RUNTIME_CLASS": ""}, cwd=tmp_path).runtime_class == ""

@@ -1,0 +1,165 @@
+"""What a record and its pods say together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from host_client import manifest
+from host_client.config import Settings
+from host_client.errors import PodpipeError, UsageError
+from host_client.sandbox import PodView, Sandbox, draft_sandbox, parse_timestamp, phase, timestamp
+from in_pod_server import contract as c
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SETTINGS = Settings(user="alice")
+SANDBOX = replace(draft_sandbox(SETTINGS, NOW), uid="record-uid", version="1")
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> PodView:
+    return PodView.from_object(
+        {
+            "metadata": {
+                "name": SANDBOX.pod_name,
+                "uid": "pod-uid",
+                "creationTimestamp": timestamp(NOW),
+            }
+            | metadata,
+            "spec": {},
+            "status": status,
+        }
+    )
+
+
+def container(**state: Any) -> dict[str, Any]:
+    restarts = state.pop("restarts", 0)
+    last = state.pop("last", {})
+    return {
+        "phase": "Pending",
+        "containerStatuses": [
+            {"name": c.CONTAINER, "state": state, "restartCount": restarts, "lastState": last}
+        ],
+    }
+
+
+RUNNING = pod(container(running={}) | {"phase": "Running"})
+PENDING = pod({"phase": "Pending"})
+
+
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+        "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+    ],
+)  # fmt: skip
+def test_a_container_that_cannot_start_fails_with_kubernetes_words(reason: str) -> None:
+    view = pod(container(waiting={"reason": reason, "message": "because"}))
+    assert view.failure(NOW) == (reason, "because")
+
+
+def test_a_container_that_keeps_ending_fails_with_its_exit() -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 3}}
+    for view in (
+        pod(container(waiting={"reason": "CrashLoopBackOff"}, restarts=1, last=ended)),
+        pod(container(terminated=ended["terminated"], restarts=1)),
+    ):
+        failure = view.failure(NOW)
+        assert failure
+        assert failure[0] == "CrashLoopBackOff"
+        assert "Error, exit code 3" in failure[1]
+
+
+def test_a_restarted_container_that_runs_is_no_failure() -> None:
+    ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    view = pod(container(running={}, restarts=5, last=ended) | {"phase": "Running"})
+    assert view.failure(NOW) is None
+    assert view.last_exit == "OOMKilled, exit code 137"
+
+
+def test_unschedulable_is_given_a_moment_for_a_new_volume() -> None:
+    view = pod(unschedulable("0/1 nodes: Insufficient cpu"))
+    assert view.failure(NOW + timedelta(seconds=2)) is None
+    assert view.failure(NOW + timedelta(seconds=9)) == (
+        "Unschedulable",
+        "0/1 nodes: Insufficient cpu",
+    )
+    assert "Insufficient cpu" in view.progress
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "pods", "expected"),
+    [
+        (SANDBOX, [RUNNING], "running"),
+        (SANDBOX, [PENDING], "starting"),
+        (SANDBOX, [], "starting"),
+        (SANDBOX, [pod({"phase": "Succeeded"})], "suspended"),
+        (SANDBOX, [pod({"phase": "Failed", "reason": "Evicted"})], "failed"),
+        (SANDBOX, [pod(container(waiting={"reason": "ErrImagePull"}))], "failed"),
+        (replace(SANDBOX, state="Suspended"), [RUNNING], "stopping"),
+        (replace(SANDBOX, state="Suspended"), [], "suspended"),
+        (replace(SANDBOX, expires_at=NOW), [RUNNING], "expired"),
+        (SANDBOX, [pod({"phase": "Running"}, deletionTimestamp="x")], "starting"),
+    ],
+)
+def test_phase_follows_from_record_and_pods(
+    sandbox: Sandbox, pods: list[PodView], expected: str
+) -> None:
+    assert phase(sandbox, pods, NOW) == expected
+
+
+def test_the_pod_of_another_incarnation_is_not_the_present_one() -> None:
+    assert phase(replace(SANDBOX, incarnation=2), [RUNNING], NOW) == "starting"
+
+
+@pytest.mark.parametrize("minutes", [0, -1, SETTINGS.max_ttl_minutes + 1])
+def test_a_lifetime_outside_the_limits_is_refused(minutes: int) -> None:
+    with pytest.raises(UsageError, match="MAX_TTL_MINUTES"):
+        SANDBOX.with_lifetime(NOW, minutes)
+
+
+def test_no_extension_outlives_what_the_pod_can_live() -> None:
+    later = NOW + timedelta(hours=23)
+    extended = SANDBOX.with_lifetime(later, SETTINGS.max_ttl_minutes)
+    assert extended.expires_at == NOW + timedelta(minutes=SETTINGS.max_ttl_minutes)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-02T03:04:05Z", "2026-01-02T04:04:05+01:00", "2026-01-01T22:04:05-05:00"]
+)
+def test_times_of_any_zone_are_the_same_moment(text: str) -> None:
+    assert parse_timestamp(text) == NOW
+
+
+@pytest.mark.parametrize("text", ["2026-01-02T03:04:05", "soon", ""])
+def test_a_time_without_zone_or_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"zone|isoformat"):
+        parse_timestamp(text)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (c.ANNOTATION_EXPIRES_AT, "whenever"),
+        (c.ANNOTATION_STATE, "Asleep"),
+        (c.ANNOTATION_INCARNATION, "two"),
+        (c.ANNOTATION_USER_ID, None),
+    ],
+)
+def test_an_unreadable_record_is_named_and_left_alone(annotation: str, value: str | None) -> None:
+    record = manifest.record(SANDBOX, SETTINGS)
+    record["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    if value is None:
+        del record["metadata"]["annotations"][annotation]
+    else:
+        record["metadata"]["annotations"][annotation] = value
+    with pytest.raises(PodpipeError, match=f"ConfigMap {SANDBOX.object_name} is unreadable"):
+        Sandbox.from_record(record)
