@@ -26,6 +26,7 @@ STEP: Final = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+.*|^#\d+ \[.*\d+/\d+\] .*")
 """The lines in which buildah, podman and BuildKit say what they are doing."""
 UNKNOWN_IMAGE: Final = re.compile(r"not known|no such (?:image|object)|not found", re.IGNORECASE)
 """How they say that they do not have an image; anything else is trouble with the engine."""
+LOCAL: Final = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+)(?::\d+)?/")
 STEP_WIDTH: Final = 100
 FIX: Final = "install Docker (with buildx), podman or buildah, and start its engine if it has one"
 
@@ -99,7 +100,10 @@ class Engine:
 
     def push(self, image: str) -> None:
         """Send an image to the registry that its name gives."""
-        run([*self.program, "push", canonical(image)], timeout=TRANSFER_SECONDS)
+        name = canonical(image)
+        # Docker takes a registry on this machine without TLS; the others have to be told.
+        plain = ["--tls-verify=false"] if self.name != "docker" and LOCAL.match(name) else []
+        run([*self.program, "push", *plain, name], timeout=TRANSFER_SECONDS)
 
 
 def docker() -> Engine:
