@@ -32,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # Its INFO lines quote what callers sent.
+    logging.getLogger("mcp").setLevel(logging.WARNING)
     return _serve(args)
 
 

@@ -18,6 +18,7 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 _RACES: Final = 64
 """openat2 says EAGAIN when a rename or mount raced with `..`; so often it is tried again."""
+_MAX_PATH: Final = 4095
 _MAX_LINKS: Final = 40
 """As many links as the kernel itself follows."""
 
@@ -63,6 +64,8 @@ def walk_beneath(root: int, path: bytes, flags: int, mode: int = 0) -> int:
     """Open by a walk that follows no link but those it has read and judged itself."""
     if path.startswith(b"/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    if len(path) > _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     todo = [part for part in reversed(path.split(b"/")) if part not in (b"", b".")]
     wants_folder = path.endswith((b"/", b"/.")) or not todo
     stack = [os.dup(root)]

@@ -60,6 +60,11 @@ class Connection:
         self._closing = False
         writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
 
+    async def answered(self) -> None:
+        """Wait until no request is in work."""
+        while self._in_flight:
+            await self._settled.wait()
+
     def cancelled_by_client(self, request_id: RequestId | None) -> bool:
         """Tell an explicit `notifications/cancelled` from the end of the connection."""
         return str(request_id) in self._cancelled or not self._closing
@@ -169,9 +174,11 @@ class Connection:
 
     async def send(self, item: SessionMessage, /) -> None:
         """Write one message of the session."""
-        if isinstance(item.message, (JSONRPCResponse, JSONRPCError)):
-            self._settle(str(item.message.id))
-        await self._write(item.message)
+        try:
+            await self._write(item.message)
+        finally:
+            if isinstance(item.message, (JSONRPCResponse, JSONRPCError)):
+                self._settle(str(item.message.id))
 
     async def aclose(self) -> None:
         """Do nothing: `serve` closes the socket when the session has ended."""

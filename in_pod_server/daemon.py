@@ -179,12 +179,16 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 connection = Connection(
                     reader, writer, max_message_bytes=contract.MAX_MESSAGE_BYTES
                 )
+                open_now.add(connection)
                 try:
                     await connection.serve(server, experimental=experimental)
                 except Exception:
                     # The boundary: one client's session may fail, the others go on.
                     logger.exception("a connection failed")
+                finally:
+                    open_now.discard(connection)
 
+            open_now: set[Connection] = set()
             async with anyio.create_task_group() as connections:
                 accepting = await asyncio.start_unix_server(
                     lambda r, w: connections.start_soon(handle, r, w), sock=listener
@@ -195,5 +199,6 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 # Commands first: calls that wait for them are then answered, not cut off.
                 await processes.stop_all()
                 with anyio.move_on_after(FLUSH_SECONDS):
-                    await anyio.sleep(0.05)
+                    for connection in list(open_now):
+                        await connection.answered()
                 connections.cancel_scope.cancel()

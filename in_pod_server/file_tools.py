@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -203,14 +202,16 @@ def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -
 
 
 def _to_bytes(content: str, encoding: Literal["text", "base64"]) -> bytes:
+    if encoding == "base64":
+        try:
+            return base64.b64decode(content, validate=True)
+        except ValueError as exc:
+            reason = f"content is not base64 ({exc}): send text with encoding=text"
+            raise ArgumentError(reason) from None
     try:
-        return content.encode() if encoding == "text" else base64.b64decode(content, validate=True)
+        return content.encode()
     except UnicodeEncodeError:
         raise ArgumentError("content is not Unicode text: send it with encoding=base64") from None
-    except binascii.Error as exc:
-        raise ArgumentError(
-            f"content is not base64 ({exc}): send text with encoding=text"
-        ) from None
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -28,6 +28,8 @@ NEW_FILE_MODE: Final = 0o644
 NEW_FOLDER_MODE: Final = 0o755
 LIST_SCAN_LIMIT: Final = 200_000
 """Entries looked at by one listing; a larger tree is said to have at least so many."""
+SHOWN_CHARS: Final = 300
+"""How much of a path an error repeats."""
 _MAX_LINKS: Final = 40
 _TEMP_PREFIX: Final = b".podpipe-"
 
@@ -110,7 +112,7 @@ class Home:
                 return clean[len(name) + 1 :]
         known = " or ".join(name_to_text(name) for name in self._names)
         raise PathRefusedError(
-            f"{name_to_text(raw)} is outside the home: give a path relative to it or under {known} "
+            f"{_short(name_to_text(raw))} is outside the home: give a path relative to it or under {known} "
             "(run_command can read what lies elsewhere)"
         )
 
@@ -129,7 +131,7 @@ class Home:
     def _parent(self, relative: bytes, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
         folder, _, name = relative.rpartition(b"/")
         if name in (b".", b".."):
-            raise PathRefusedError(f"{name_to_text(relative)} names no entry of the home")
+            raise PathRefusedError(f"{_short(name_to_text(relative))} names no entry of the home")
         if make and folder:
             self._make_folders(folder)
         with self._fd(folder or b".", os.O_PATH | os.O_DIRECTORY) as fd:
@@ -333,7 +335,12 @@ class Home:
             if not stat.S_ISDIR(status.st_mode):
                 os.unlink(name, dir_fd=folder)
             elif recursive:
-                shutil.rmtree(name, dir_fd=folder)
+                try:
+                    shutil.rmtree(name, dir_fd=folder)
+                except RecursionError:
+                    raise FileFailedError(
+                        f"{_short(path)} is nested too deep for this tool: use rm -rf in run_command"
+                    ) from None
             else:
                 os.rmdir(name, dir_fd=folder)
             return _kind(status.st_mode)
@@ -404,9 +411,16 @@ def _expect_file(fd: int, path: str) -> os.stat_result:
 def _expect_kind(status: os.stat_result, path: str) -> None:
     kind = _kind(status.st_mode)
     if kind == "directory":
-        raise FileFailedError(f"{path} is a directory, not a file: list_files shows what is in it")
+        raise FileFailedError(
+            f"{_short(path)} is a directory, not a file: list_files shows what is in it"
+        )
     if kind != "file":
-        raise FileFailedError(f"{path} is a {kind}, not a regular file")
+        raise FileFailedError(f"{_short(path)} is a {kind}, not a regular file")
+
+
+def _short(path: str) -> str:
+    """Return a path as an error shows it."""
+    return path if len(path) <= SHOWN_CHARS else f"{path[:SHOWN_CHARS]}..."
 
 
 @contextlib.contextmanager
@@ -415,7 +429,7 @@ def _explained(verb: str, path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        shown = path or "the home"
+        shown = _short(path) or "the home"
         if exc.errno == errno.EXDEV:
             raise PathRefusedError(
                 f"cannot {verb} {shown}: it leads outside the home, by `..` or a link "

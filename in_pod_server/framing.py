@@ -112,9 +112,15 @@ def parse(line: bytes | Overlong, limit: int) -> JSONRPCMessage:
     if isinstance(line, Overlong):
         raise Refused(_too_long(line, limit))
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError:
         pass
+    else:
+        # An id that no request may have (null, 1.5, true) would make a notification of it.
+        if not (isinstance(message, JSONRPCNotification) and b'"id"' in line):
+            return message
+        if "id" not in json.loads(line):
+            return message
     try:
         value = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):

@@ -6,12 +6,19 @@ changes anything, so several readers, at any cursors, see the same bytes.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 HEAD_BYTES: Final = 256 * 1024
 TAIL_BYTES: Final = 1024 * 1024
+LOG_BYTES: Final = 64 * 1024 * 1024
+"""How long a background command's log may grow before its middle is dropped."""
+LOG_HEAD_BYTES: Final = 1024 * 1024
+LOG_TAIL_BYTES: Final = 16 * 1024 * 1024
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
 _TRIM_SLACK: Final = 128 * 1024
 """The tail is cut when it is this much too long, so that cutting stays linear in all."""
 
@@ -102,13 +109,17 @@ class OutputBuffer:
 
 
 class OutputFile:
-    """A log file that the command itself writes."""
+    """A log file that the command itself writes.
 
-    dropped = 0
+    A command may write for weeks. `trim` gives the disk blocks of the middle back and leaves all
+    positions as they are, so that cursors and the writer go on undisturbed.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._start = os.fstat(fd).st_size
+        self._hole_end = self._start + LOG_HEAD_BYTES
+        self.dropped = 0
 
     @property
     def total(self) -> int:
@@ -118,7 +129,34 @@ class OutputFile:
     def read(self, cursor: int, max_bytes: int) -> Slice:
         """Return up to `max_bytes` from `cursor`."""
         cursor = min(max(cursor, 0), self.total)
-        return Slice(os.pread(self._fd, max_bytes, self._start + cursor), cursor, 0)
+        if not self.dropped or cursor < LOG_HEAD_BYTES:
+            if self.dropped:
+                max_bytes = min(max_bytes, LOG_HEAD_BYTES - cursor)
+            return Slice(os.pread(self._fd, max_bytes, self._start + cursor), cursor, 0)
+        start = max(cursor, self._hole_end - self._start)
+        return Slice(os.pread(self._fd, max_bytes, self._start + start), start, start - cursor)
+
+    def trim(self) -> None:
+        """Drop the middle of a log that has grown beyond LOG_BYTES.
+
+        Raises:
+            OSError: The file system cannot do that.
+        """
+        end = self._start + self.total
+        if end - self._hole_end <= LOG_BYTES:
+            return
+        begin, until = self._hole_end, end - LOG_TAIL_BYTES
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(
+            ctypes.c_int(self._fd),
+            ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
+            ctypes.c_int64(begin),
+            ctypes.c_int64(until - begin),
+        ):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._hole_end = until
+        self.dropped += until - begin
 
     def close(self) -> None:
         """Close the file."""

@@ -64,7 +64,9 @@ def add_process_tools(server: MCPServer[Any], processes: ProcessTable, home: Hom
         timeout_seconds: Annotated[
             float,
             Field(
-                gt=0, le=86400, description="The command and all it started are ended after this."
+                gt=0,
+                le=86400,
+                description="If it still runs after this, it and all it started are ended.",
             ),
         ] = 300,
         stdin: Annotated[
@@ -145,11 +147,17 @@ def add_process_tools(server: MCPServer[Any], processes: ProcessTable, home: Hom
 
         Use it to find a process_id again; read_output shows what a command wrote.
         """
-        rows = [_row(process) for process in processes]
-        lines = [
-            f"{row['process_id']}  {_state_line(process)}  {row['duration_seconds']} s  {row['command']}"
-            for row, process in zip(rows, processes, strict=True)
-        ]
+        rows: list[dict[str, Any]] = []
+        lines: list[str] = []
+        room = REPLY_BYTES
+        # The newest matter most, so they are the ones that surely fit.
+        for process in reversed(list(processes)):
+            row, line = _row(process), _line(process)
+            room -= max(json_size(line), 300 + json_size(row["command"]))
+            if room < 0:
+                break
+            rows.insert(0, row)
+            lines.insert(0, line)
         return result("\n".join(lines) or "no commands were started yet", processes=rows)
 
     @server.tool(
@@ -350,6 +358,11 @@ def _left_line(process: Process) -> str:
     return (
         f"\n[{count} that it started still run; stop_process(process_id={process.id!r}) ends them]"
     )
+
+
+def _line(process: Process) -> str:
+    command = process.command[:COMMAND_SHOWN].replace("\n", "\\n")
+    return f"{process.id}  {_state_line(process)}  {process.seconds:.1f} s  {command}"
 
 
 def _row(process: Process) -> dict[str, Any]:

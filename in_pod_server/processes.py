@@ -44,6 +44,10 @@ KEPT_FINISHED: Final = 256
 KEPT_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 """What finished commands' output may take together; the oldest lose theirs first."""
 
+KEPT_COMMAND_CHARS: Final = 1000
+"""How much of a command's text is kept to tell what it was."""
+LOG_CHECK_SECONDS: Final = 1.0
+
 State = Literal["running", "exited", "killed", "timed_out"]
 
 logger = logging.getLogger(__name__)
@@ -178,11 +182,13 @@ class ProcessTable:
         self._boot = secrets.token_hex(3)
         self._count = 0
         self._processes: dict[str, Process] = {}
+        self._closing = False
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
+        self._tasks.start_soon(self._trim_logs)
         return self
 
     async def __aexit__(
@@ -238,9 +244,8 @@ class ProcessTable:
                 stderr=fds[1][1],
             )
         outputs = OutputBuffer(), OutputBuffer()
-        process = Process(
-            process_id, command, _leader(process_id, child), *outputs, timeout=timeout
-        )
+        shown = command[:KEPT_COMMAND_CHARS]
+        process = Process(process_id, shown, _leader(process_id, child), *outputs, timeout=timeout)
         process.pipes = [
             Pipe(fd, output, process.changed.ring)
             for (fd, _), output in zip(fds, outputs, strict=True)
@@ -266,6 +271,8 @@ class ProcessTable:
         """
         process_id = self._next_id()
         name, fd = log or self._own_log(process_id)
+        # Before the start: from then on the command may have written.
+        output = OutputFile(fd)
         try:
             child = self._launcher.start(
                 process_id,
@@ -277,13 +284,13 @@ class ProcessTable:
                 stderr=subprocess.STDOUT,
             )
         except BaseException:
-            os.close(fd)
+            output.close()
             raise
         process = Process(
             process_id,
-            command,
+            command[:KEPT_COMMAND_CHARS],
             _leader(process_id, child),
-            OutputFile(fd),
+            output,
             OutputBuffer(),
             log_file=name,
         )
@@ -299,7 +306,8 @@ class ProcessTable:
             process.left_running = len(await members(process.leader))
 
     async def stop_all(self, grace: float = SHUTDOWN_GRACE_SECONDS) -> None:
-        """End every command, those left running by finished ones included."""
+        """End every command, those left running by finished ones included, and start no more."""
+        self._closing = True
         with anyio.move_on_after(grace + KILL_SECONDS):
             async with anyio.create_task_group() as tasks:
                 for process in self:
@@ -309,6 +317,8 @@ class ProcessTable:
     # --- one command's life ----------------------------------------------------------------------
 
     def _next_id(self) -> str:
+        if self._closing:
+            raise StartFailedError("the sandbox is ending: no command is started any more")
         self._count += 1
         return f"p{self._count}-{self._boot}"
 
@@ -345,11 +355,24 @@ class ProcessTable:
         self._launcher.forget(process.id)
         self._make_room()
 
+    async def _trim_logs(self) -> None:
+        while True:
+            await anyio.sleep(LOG_CHECK_SECONDS)
+            for process in self:
+                if isinstance(process.stdout, OutputFile) and self._is_own_log(process):
+                    try:
+                        process.stdout.trim()
+                    except OSError as exc:
+                        logger.warning("the log of %s cannot be cut: %s", process.id, exc)
+
+    def _is_own_log(self, process: Process) -> bool:
+        return process.log_file == str(self._log_dir / f"{process.id}.log")
+
     def _make_room(self) -> None:
         """Keep the finished commands within their bounds, the newest first."""
         kept = count = 0
         for process in reversed(list(self)):
-            if not process.at_end:
+            if not process.done.is_set():
                 continue
             count += 1
             for output in (process.stdout, process.stderr):
@@ -366,9 +389,8 @@ class ProcessTable:
             pipe.close()
         if isinstance(process.stdout, OutputFile):
             process.stdout.close()
-            own = self._log_dir / f"{process.id}.log"
-            if process.log_file == str(own):
-                own.unlink(missing_ok=True)
+            if self._is_own_log(process):
+                Path(process.log_file).unlink(missing_ok=True)
 
 
 def _pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
