@@ -64,16 +64,13 @@ class OutputBuffer:
         self._head = bytearray()
         self._tail = bytearray()
         self._total = 0
+        self.kept = 0
+        """The bytes held in memory."""
 
     @property
     def total(self) -> int:
         """All bytes that were ever written."""
         return self._total
-
-    @property
-    def kept(self) -> int:
-        """The bytes held in memory."""
-        return len(self._head) + len(self._tail)
 
     @property
     def dropped(self) -> int:
@@ -91,11 +88,13 @@ class OutputBuffer:
         self._tail += data
         if len(self._tail) > self._tail_bytes + min(_TRIM_SLACK, self._tail_bytes):
             del self._tail[: len(self._tail) - self._tail_bytes]
+        self.kept = len(self._head) + len(self._tail)
 
     def release(self) -> None:
         """Let go of all bytes; the counts stay."""
         self._head = bytearray()
         self._tail = bytearray()
+        self.kept = 0
 
     def read(self, cursor: int, max_bytes: int) -> Slice:
         """Return up to `max_bytes` from `cursor`, or from the first kept byte after it."""

@@ -25,7 +25,7 @@ import anyio
 
 from in_pod_server.errors import NoSuchProcessError, StartFailedError
 from in_pod_server.output import Output, OutputBuffer, OutputFile
-from in_pod_server.tree import Leader, Stat, members, read_stat, send_signal
+from in_pod_server.tree import Census, Leader, Stat, members, read_stat, send_signal
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -183,6 +183,7 @@ class ProcessTable:
         self._count = 0
         self._processes: dict[str, Process] = {}
         self._closing = False
+        self._census = Census()
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -302,8 +303,8 @@ class ProcessTable:
         process.stop(number, grace)
         await process.done.wait()
         if process.left_running:
-            await _end(process)
-            process.left_running = len(await members(process.leader))
+            await self._end(process)
+            process.left_running = len(await self._members(process))
 
     async def stop_all(self, grace: float = SHUTDOWN_GRACE_SECONDS) -> None:
         """End every command, those left running by finished ones included, and start no more."""
@@ -342,7 +343,7 @@ class ProcessTable:
         if timed_out:
             process.stop()
         if not process.reaped.is_set():
-            await _end(process)
+            await self._end(process)
             with anyio.move_on_after(KILL_SECONDS):
                 await process.reaped.wait()
         for pipe in process.pipes:
@@ -350,10 +351,26 @@ class ProcessTable:
         with anyio.move_on_after(DRAIN_SECONDS):
             for pipe in process.pipes:
                 await pipe.closed.wait()
-        left = len(await members(process.leader))
+        left = len(await self._members(process))
         process.finish(child.returncode, timed_out=timed_out, left_running=left)
         self._launcher.forget(process.id)
         self._make_room()
+
+    async def _members(self, process: Process) -> list[Stat]:
+        return members(process.leader, await self._census.take())
+
+    async def _end(self, process: Process) -> None:
+        """Signal the whole tree until nothing of it is left: as asked at first, then with KILL."""
+        told: set[tuple[int, int, int]] = set()
+        while targets := await self._members(process):
+            now = time.monotonic()
+            number = process.stop_signal if now < process.kill_at else SIGKILL
+            if now > process.kill_at + KILL_SECONDS:
+                logger.error("%s: %d processes do not die", process.id, len(targets))
+                return
+            for target in targets:
+                _tell(target, number, told)
+            await anyio.sleep(POLL_SECONDS)
 
     async def _trim_logs(self) -> None:
         while True:
@@ -421,20 +438,6 @@ async def _reap(process: Process, child: subprocess.Popen[bytes]) -> None:
         child.wait()
     process.reaped.set()
     process.attention.set()
-
-
-async def _end(process: Process) -> None:
-    """Signal the whole tree until nothing of it is left: as asked at first, then with KILL."""
-    told: set[tuple[int, int, int]] = set()
-    while targets := await members(process.leader):
-        now = time.monotonic()
-        number = process.stop_signal if now < process.kill_at else SIGKILL
-        if now > process.kill_at + KILL_SECONDS:
-            logger.error("%s: %d processes do not die", process.id, len(targets))
-            return
-        for target in targets:
-            _tell(target, number, told)
-        await anyio.sleep(POLL_SECONDS)
 
 
 def _tell(target: Stat, number: int, told: set[tuple[int, int, int]]) -> None:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+import anyio
 import anyio.lowlevel
 
 MARKER: Final = "PODPIPE_PROCESS_ID"
+READ_BYTES: Final = 65536
 SCAN_BATCH: Final = 64
 """Processes looked at before others get their turn: a fork bomb must not stall the daemon."""
-
-_PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,66 +48,131 @@ class Leader:
     started: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One process as a census found it."""
+
+    stat: Stat
+    marker: str | None
+
+
 def read_stat(pid: int) -> Stat | None:
     """Return the process's state, or None if there is no such process."""
-    try:
-        raw = (_PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
         return None
     fields = raw[raw.rindex(b")") + 2 :].split()
     return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def members(leader: Leader, census: Iterable[Seen]) -> list[Stat]:
+    """Return the live processes that belong to the command."""
+    everyone = {seen.stat.pid: seen for seen in census}
+    first = everyone.get(leader.pid)
+    leader_there = first is not None and first.stat.started == leader.started
+    belongs: set[int] = set()
+    for pid, seen in everyone.items():
+        # A session's number may be given away again once the session is empty: then its processes
+        # are another command's, and carry that one's marker.
+        in_session = seen.stat.session == leader.pid and (leader_there or seen.marker is None)
+        # What started before the command cannot be of it.
+        if seen.stat.started >= leader.started and (seen.marker == leader.marker or in_session):
+            belongs.add(pid)
+    grown = bool(belongs)
+    while grown:
+        children = {p for p, seen in everyone.items() if seen.stat.parent in belongs} - belongs
+        belongs |= children
+        grown = bool(children)
+    return [everyone[pid].stat for pid in belongs if everyone[pid].stat.alive]
+
+
+class Census:
+    """Looks at all processes that can belong to a command: those that are younger than we are.
+
+    A look begins after it was asked for; whoever asks before it has begun shares it, so that many
+    commands that end at once cost one look.
+    """
+
+    def __init__(self) -> None:
+        self._own = os.getpid()
+        own = read_stat(self._own)
+        self._since = own.started if own else 0
+        self._known: dict[tuple[int, int], str] = {}
+        self._lock = anyio.Lock()
+        self._next: _Look | None = None
+
+    async def take(self) -> list[Seen]:
+        """Return every process that is there now, zombies included."""
+        while True:
+            if self._next is None:
+                self._next = look = _Look()
+                try:
+                    async with self._lock:
+                        self._next = None
+                        look.found = await self._look()
+                finally:
+                    if self._next is look:
+                        self._next = None
+                    look.done.set()
+            else:
+                look = self._next
+                await look.done.wait()
+            if look.found is not None:  # else the one who looked was cancelled
+                return look.found
+
+    async def _look(self) -> list[Seen]:
+        found = []
+        known = {}
+        for count, pid in enumerate(_pids(), 1):
+            if count % SCAN_BATCH == 0:
+                await anyio.lowlevel.checkpoint()
+            stat = read_stat(pid)
+            if stat is None or pid in (1, self._own) or stat.started < self._since:
+                continue
+            # Once marked, always ours: a process may start anew with an empty environment.
+            key = (pid, stat.started)
+            marker = self._known.get(key) or _marker_of(pid)
+            if marker is not None:
+                known[key] = marker
+            found.append(Seen(stat, marker))
+        self._known = known
+        return found
+
+
+class _Look:
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.found: list[Seen] | None = None
+
+
 def _marker_of(pid: int) -> str | None:
-    try:
-        environ = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
     prefix = f"{MARKER}=".encode()
-    for entry in environ.split(b"\0"):
+    for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
         if entry.startswith(prefix):
             return entry[len(prefix) :].decode("utf-8", "replace")
     return None
 
 
-def _pids() -> Iterator[int]:
-    for name in os.listdir(_PROC):  # noqa: PTH208 - names only, and thousands of them
-        if name.isdecimal():
-            yield int(name)
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names only
 
 
-async def members(leader: Leader) -> list[Stat]:
-    """Return the live processes that belong to the command."""
-    own = os.getpid()
-    candidates: dict[int, Stat] = {}
-    belongs: set[int] = set()
-    for count, pid in enumerate(_pids(), 1):
-        if count % SCAN_BATCH == 0:
-            await anyio.lowlevel.checkpoint()
-        stat = read_stat(pid)
-        # What started before the command cannot be of it; that spares reading most environments.
-        if stat is None or pid in (1, own) or stat.started < leader.started:
-            continue
-        candidates[pid] = stat
-        marker = _marker_of(pid)
-        # A session's number may be given away again once the session is empty: then its processes
-        # are another command's and carry that one's marker.
-        in_session = stat.session == leader.pid and (marker is None or _is(leader))
-        if marker == leader.marker or in_session:
-            belongs.add(pid)
-    grown = True
-    while grown:
-        grown = False
-        for pid, stat in candidates.items():
-            if pid not in belongs and stat.parent in belongs:
-                belongs.add(pid)
-                grown = True
-    return [candidates[pid] for pid in belongs if candidates[pid].alive]
-
-
-def _is(leader: Leader) -> bool:
-    stat = read_stat(leader.pid)
-    return stat is not None and stat.started == leader.started
+def _read(path: str) -> bytes:
+    """Read a file of /proc; nothing if the process is gone or not ours to look into."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = piece = os.read(fd, READ_BYTES)
+        while len(piece) == READ_BYTES:
+            piece = os.read(fd, READ_BYTES)
+            data += piece
+        return data
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def send_signal(target: Stat, number: int) -> None:
