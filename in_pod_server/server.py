@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,8 @@ from in_pod_server.process_tools import add_process_tools
 from in_pod_server.processes import ProcessTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mcp.server.mcpserver import Context
     from mcp.types import CallToolResult, InputRequiredResult
 
@@ -37,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 class SandboxServer(MCPServer[Any]):
     """An `MCPServer` whose failures are short, say what to do next, and hide nothing."""
+
+    def add_tool(self, fn: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Register a tool described by its docstring, the same on every Python version."""
+        described = {"description": inspect.cleandoc(fn.__doc__ or "")}
+        super().add_tool(fn, *args, **{**options, **described})
 
     async def call_tool(
         self,
