@@ -22,7 +22,14 @@ import yaml
 
 from host_client import __version__, manifest
 from host_client.config import SETTINGS_HELP, Settings
-from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, StillStarting, UsageError
+from host_client.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    PodpipeError,
+    StillStarting,
+    UsageError,
+    root_cause,
+)
 from host_client.launcher import Progress, utc_now
 from host_client.sandbox import draft_sandbox
 from in_pod_server.contract import DIAL_ARGV
@@ -72,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings.from_env()
         code: int = anyio.run(arguments.command, settings, arguments)
     except* PodpipeError as group:
-        error = group.exceptions[0]
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        error = root_cause(group)
         print(f"podpipe: {error}", file=sys.stderr)
         assert isinstance(error, PodpipeError)
         code = error.exit_code

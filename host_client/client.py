@@ -32,7 +32,7 @@ if not __package__:  # run as a file: the checkout is beside it
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, StillStarting
+from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, StillStarting, root_cause
 from host_client.host import Host
 from host_client.identity import home_claim
 from host_client.session import SandboxSession
@@ -244,9 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         error, code = "interrupted", EXIT_INTERRUPTED
     except Exception as caught:
-        root: BaseException = caught
-        while isinstance(root, BaseExceptionGroup):
-            root = root.exceptions[0]
+        root = root_cause(caught)
         error = str(root) or type(root).__name__
         code = root.exit_code if isinstance(root, PodpipeError) else EXIT_FAILED
     if error:

@@ -148,3 +148,10 @@ class SessionLost(PodpipeError):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first exception within groups, which task groups wrap around everything."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

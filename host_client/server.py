@@ -5,15 +5,15 @@ in front, so that listing touches no cluster. Results of the daemon pass through
 the one place where a `PodpipeError` becomes the text that a model reads.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: the SDK evaluates the tools' annotations, and some
+# hold a setting that only the enclosing function knows.
 import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import anyio
 from mcp import MCPError
@@ -26,7 +26,7 @@ from pydantic import Field
 
 from host_client import __version__
 from host_client.config import Settings
-from host_client.errors import PodpipeError, StillStarting
+from host_client.errors import PodpipeError, StillStarting, root_cause
 from host_client.host import Host
 from host_client.launcher import Progress, Status
 
@@ -63,7 +63,7 @@ class _PodTool(Tool):
     @classmethod
     def make(
         cls, listed: Mapping[str, Any], forward: Callable[..., Coroutine[Any, Any, CallToolResult]]
-    ) -> _PodTool:
+    ) -> Self:
         """The host's form of one entry of the daemon's tool list."""
 
         async def placeholder(sandbox_id: SandboxId) -> CallToolResult:
@@ -117,8 +117,14 @@ async def _refusals() -> AsyncIterator[None]:
     """Turn what podpipe refuses or fails with into text that the model reads."""
     try:
         yield
-    except PodpipeError as error:
-        raise ToolError(str(error)) from error
+    except Exception as caught:
+        error = root_cause(caught)
+        if isinstance(error, PodpipeError):
+            raise ToolError(str(error)) from error
+        log.exception("unexpected")
+        raise ToolError(
+            f"internal error of podpipe ({type(error).__name__}: {error}); its log on stderr has more"
+        ) from error
 
 
 @asynccontextmanager

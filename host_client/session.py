@@ -23,7 +23,7 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from host_client import __version__
-from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, StillStarting
+from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, StillStarting, root_cause
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, utc_now
 from host_client.sandbox import PodView, Sandbox
@@ -119,7 +119,7 @@ class SandboxSession:
                     task_status.started()
                     await _first(self._close, self._ended)
         except Exception as caught:
-            error = _root(caught)
+            error = root_cause(caught)
             if isinstance(error, PodpipeError):
                 raise error from None
             reason = self._reason(error)
@@ -314,7 +314,7 @@ class Sessions:
         try:
             await self._tasks.start(own)
         except BaseExceptionGroup as group:
-            raise _root(group) from None
+            raise root_cause(group) from None
 
     async def call(
         self,
@@ -394,13 +394,6 @@ class _Watched:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-def _root(error: BaseException) -> BaseException:
-    """The first exception within groups, which the SDK's task groups wrap around everything."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _first(*events: anyio.Event) -> None:

@@ -1,0 +1,275 @@
+"""The command line, as processes over the stub kubectl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from host_client.cli import _parser
+from host_client.config import SETTINGS_HELP
+from in_pod_server.contract import HELLO
+from tests.host_client.conftest import StubCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Podpipe:
+    def __init__(self, stub: StubCluster) -> None:
+        self.environment = stub.environment | {"PYTHONPATH": str(ROOT)}
+
+    def start(self, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "host_client", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment | environment,
+        )
+
+    def __call__(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv, **environment)
+        out, err = process.communicate(timeout=90)
+        return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def podpipe(stub: StubCluster) -> Podpipe:
+    return Podpipe(stub)
+
+
+def test_a_whole_life_on_the_command_line(podpipe: Podpipe, stub: StubCluster) -> None:
+    made = podpipe("create", "--name", "work", "--ttl", "30", "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["phase"] == "running"
+    assert "connecting" in made.stderr
+    ran = podpipe("run", "work", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (ran.returncode, ran.stdout) == (7, "out\n")
+    assert ran.stderr.endswith("err\n")
+    assert "work" in podpipe("list").stdout
+    assert json.loads(podpipe("status", "work", "--json").stdout)["cpu_limit"] == "2"
+    assert podpipe("suspend", "work").returncode == 0
+    assert json.loads(podpipe("list", "--json").stdout)[0]["phase"] == "suspended"
+    assert podpipe("resume", "work").returncode == 0
+    assert "expires" in podpipe("extend", "work", "90").stdout
+    gone = podpipe("destroy", "work", "--purge-home", "--yes", "--json")
+    assert json.loads(gone.stdout)["home"] == "purged"
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
+def test_run_keeps_argv_apart_and_takes_one_word_as_a_script(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    exact = podpipe("run", "work", "--", "printf", "%s|", "a b", "$HOME", "'", "*")
+    assert exact.stdout == "a b|$HOME|'|*|"
+    assert podpipe("run", "work", "--", "echo $((6*7))").stdout == "42\n"
+
+
+def test_run_tells_an_end_by_signal_and_by_timeout(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    killed = podpipe("run", "work", "--", "kill -9 $$")
+    assert killed.returncode == 128 + 9
+    late = podpipe("run", "--timeout", "1", "work", "--", "echo before; sleep 30")
+    assert (late.returncode, late.stdout) == (124, "before\n")
+    assert "timed out" in late.stderr
+
+
+def test_run_as_json_is_one_document(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    facts = json.loads(podpipe("run", "--json", "work", "--", "echo x; exit 3").stdout)
+    assert (facts["exit_code"], facts["stdout"], facts["stderr"]) == (3, "x\n", "")
+
+
+def test_an_interrupted_run_stops_its_command(podpipe: Podpipe, stub: StubCluster) -> None:
+    podpipe("create", "--name", "work")
+    home = next((stub.folder / "homes").iterdir(), None) or stub.folder / "homes/user-alice-pvc"
+    process = podpipe.start("run", "work", "--", "echo $$ > pid; exec sleep 300")
+    deadline = time.monotonic() + 30
+    while not (home / "pid").exists() or not (home / "pid").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls for a file that another process writes
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    pid = int((home / "pid").read_text(encoding="utf-8"))
+    assert not Path(f"/proc/{pid}/comm").exists() or "sleep" not in Path(
+        f"/proc/{pid}/comm"
+    ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["status", "nonesuch"], 3, "no sandbox 'nonesuch'"),
+        (["create", "--name", "Bad"], 2, "build-1"),
+        (["create", "--cpu", "lots"], 2, "cpu_limit"),
+        (["create", "--ttl", "x"], 2, "invalid int"),
+        (["run", "work"], 2, "run needs a command"),
+        (["destroy", "x", "--purge-home"], 2, "--yes"),
+        ([], 2, "COMMAND"),
+        (["nonesuch"], 2, "nonesuch"),
+    ],
+)
+def test_exit_codes_tell_usage_from_not_found(
+    podpipe: Podpipe, argv: list[str], code: int, text: str
+) -> None:
+    ended = podpipe(*argv)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"PODPIPE_KUBECTL": "/nonexistent/kubectl"}, "PODPIPE_KUBECTL"),
+        ({"KUBECONFIG": "/nonexistent/config"}, "no kubeconfig"),
+        ({"PODPIPE_CONTEXT": "nonesuch"}, "context 'nonesuch' does not exist"),
+    ],
+)
+def test_a_missing_prerequisite_has_a_code_of_its_own(
+    podpipe: Podpipe, environment: dict[str, str], text: str
+) -> None:
+    ended = podpipe("create", **environment)
+    assert ended.returncode == 4
+    assert text in ended.stderr
+
+
+def test_connect_is_a_byte_exact_pipe_for_any_client(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "t", "version": "1"},
+        },
+    }
+    process = podpipe.start("connect", "work")
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(json.dumps(hello).encode() + b"\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    assert HELLO in answer["result"]["capabilities"]["experimental"]
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    data = os.urandom(300_000)
+    process = podpipe.start("connect", "work", "--", "cat")
+    out, _ = process.communicate(data, timeout=60)
+    assert hashlib.sha256(out).digest() == hashlib.sha256(data).digest()
+
+
+def test_render_prints_what_create_would_make(podpipe: Podpipe, stub: StubCluster) -> None:
+    documents = list(yaml.safe_load_all(podpipe("render", "--name", "work").stdout))
+    assert [d["kind"] for d in documents] == [
+        "Namespace",
+        "PersistentVolumeClaim",
+        "ConfigMap",
+        "Pod",
+    ]
+    assert not (stub.folder / "calls.jsonl").exists()
+
+
+def test_doctor_is_content_with_a_good_cluster_and_names_the_first_fault(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    fine = podpipe("doctor")
+    assert fine.returncode == 0, fine.stdout
+    assert "ok       permissions: all" in fine.stdout
+    stub.faults(version={"stderr": "Unable to connect to the server: no such host"})
+    broken = podpipe("doctor", "--json")
+    assert broken.returncode == 1
+    last = json.loads(broken.stdout)[-1]
+    assert (last["check"], last["result"]) == ("API server", "failure")
+    assert last["fix"]
+
+
+def test_settings_are_all_listed(podpipe: Podpipe) -> None:
+    listed = json.loads(podpipe("settings", "--json").stdout)
+    assert [row["name"] for row in listed] == list(SETTINGS_HELP)
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    (commands,) = [a for a in _parser()._actions if a.dest == "name"]
+    assert commands.choices
+    for name, sub in dict(commands.choices).items():
+        assert f"example:\n  podpipe {name}" in sub.format_help()
+
+
+def test_a_reader_that_goes_away_is_no_traceback(podpipe: Podpipe) -> None:
+    with podpipe.start("settings") as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_client_proves_the_main_job_and_leaves_nothing(
+    podpipe: Podpipe, stub: StubCluster, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.xml"
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "host_client/client.py"), "--json", "--junit", str(report)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=stub.environment,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    facts = json.loads(ran.stdout)
+    assert facts["ok"]
+    assert len(facts["blocks"]) == 4
+    sums = {facts["blocks"][0]["facts"]["wrote"]["sha256"], facts["blocks"][3]["facts"]["sha256"]}
+    assert len(sums) == 1
+    assert ElementTree.parse(report).getroot().attrib["failures"] == "0"
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
+def test_client_that_is_cancelled_cleans_up(stub: StubCluster) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "host_client.client"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=stub.environment | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if b"write_random_blob(" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted" in err
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
+def test_client_fails_loudly_when_the_home_is_lost(stub: StubCluster) -> None:
+    """The stub loses the home with the pod, as an emptyDir would."""
+    stub.faults(lose_home={"lose": True})
+    ran = subprocess.run(
+        [sys.executable, "-m", "host_client.client"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=stub.environment | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "list_blobs after the restart: got [], expected ['random.bin']" in ran.stderr
+    assert set(stub.objects) == {"Namespace/sandbox-system"}

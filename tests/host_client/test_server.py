@@ -1,0 +1,297 @@
+"""The server as an MCP client meets it: as a process, with raw lines, over the stub kubectl."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+
+from host_client.config import Settings
+from host_client.host import Host
+from host_client.server import build_server
+from tests.host_client.conftest import StubCluster
+
+BOUND = 60
+LIFECYCLE = [
+    "create_sandbox",
+    "list_sandboxes",
+    "get_sandbox_status",
+    "suspend_sandbox",
+    "resume_sandbox",
+    "extend_sandbox",
+    "destroy_sandbox",
+]
+
+
+class Serve:
+    """A `podpipe serve` child, spoken to in raw lines."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "host_client", "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=environment,
+        )
+        self._id = 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        self._id += 1
+        self.send({"id": self._id, "method": method, "params": params or {}})
+        assert self.process.stdout
+        while True:
+            line = self.process.stdout.readline()
+            assert line, self.process.stderr.read().decode() if self.process.stderr else ""
+            answer: dict[str, Any] = json.loads(line)
+            if answer.get("id") == self._id:
+                return answer
+
+    def initialize(self) -> dict[str, Any]:
+        answer = self.ask(
+            "initialize",
+            {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "test", "version": "1"},
+            },
+        )
+        self.send({"method": "notifications/initialized"})
+        return answer
+
+    def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        answer = self.ask("tools/call", {"name": tool, "arguments": arguments})
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def close(self) -> int:
+        assert self.process.stdin
+        self.process.stdin.close()
+        code = self.process.wait(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+        return code
+
+
+@pytest.fixture
+def environment(stub: StubCluster) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return stub.environment | {"PATH": "/usr/bin:/bin", "PYTHONPATH": root}
+
+
+@pytest.fixture
+def serve(environment: dict[str, str]) -> Iterator[Serve]:
+    child = Serve(environment)
+    yield child
+    if child.process.poll() is None:
+        child.close()
+
+
+def test_initialize_and_tools_list_touch_no_cluster(serve: Serve, stub: StubCluster) -> None:
+    answer = serve.initialize()["result"]
+    assert answer["serverInfo"]["name"] == "podpipe"
+    assert "create_sandbox" in answer["instructions"]
+    names = [tool["name"] for tool in serve.ask("tools/list")["result"]["tools"]]
+    assert names[: len(LIFECYCLE)] == LIFECYCLE
+    assert {"run_command", "read_file", "write_file", "start_background"} < set(names)
+    assert not (stub.folder / "calls.jsonl").exists()
+
+
+def test_every_tool_suits_every_client(serve: Serve) -> None:
+    serve.initialize()
+    for tool in serve.ask("tools/list")["result"]["tools"]:
+        assert re.fullmatch(r"[a-z_]{1,40}", tool["name"])
+        assert tool["description"].strip()
+        assert "    " not in tool["description"], f"{tool['name']} keeps its source's indentation"
+        assert set(tool["annotations"]) >= {"readOnlyHint", "openWorldHint"}
+        assert "outputSchema" not in tool
+        if tool["name"] not in ("create_sandbox", "list_sandboxes"):
+            assert tool["inputSchema"]["required"][0] == "sandbox_id"
+
+
+def test_a_whole_life_through_raw_lines(serve: Serve, stub: StubCluster) -> None:
+    serve.initialize()
+    made = serve.call("create_sandbox", name="work", ttl_minutes=30)
+    assert not made.get("isError"), made
+    ref = made["structuredContent"]["sandbox_id"]
+    assert ref in made["content"][0]["text"]
+    ran = serve.call("run_command", sandbox_id=ref, command="echo hello; exit 4")
+    assert ran["structuredContent"]["exit_code"] == 4
+    assert ran["content"][0]["text"].startswith("exit code 4")
+    assert serve.call("list_sandboxes")["structuredContent"]["sandboxes"][0]["phase"] == "running"
+    serve.call("write_file", sandbox_id=ref, path="f", content="kept")
+    assert (
+        serve.call("suspend_sandbox", sandbox_id=ref)["structuredContent"]["phase"] == "suspended"
+    )
+    assert serve.call("resume_sandbox", sandbox_id=ref)["structuredContent"]["phase"] == "running"
+    assert (
+        serve.call("read_file", sandbox_id=ref, path="f")["structuredContent"]["content"] == "kept"
+    )
+    status = serve.call("get_sandbox_status", sandbox_id="work")["structuredContent"]
+    assert (status["sandbox_id"], status["user"]) == (ref, "alice")
+    later = serve.call("extend_sandbox", sandbox_id=ref, ttl_minutes=600)["structuredContent"]
+    assert later["expires_at"] > made["structuredContent"]["expires_at"]
+    assert not serve.call("destroy_sandbox", sandbox_id=ref).get("isError")
+    assert stub.names("Pod") == []
+    assert stub.names("PersistentVolumeClaim") == ["user-alice-pvc"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        ("run_command", {"sandbox_id": "nonesuch", "command": "true"}, "list_sandboxes"),
+        ("run_command", {"command": "true"}, "needs sandbox_id"),
+        ("run_command", {"sandbox_id": 7, "command": "true"}, "needs sandbox_id"),
+        ("create_sandbox", {"name": "Bad Name"}, "build-1"),
+        ("create_sandbox", {"cpu_limit": "lots"}, "cpu_limit"),
+        ("create_sandbox", {"ttl_minutes": 10**9}, "ttl_minutes"),
+        ("extend_sandbox", {"sandbox_id": "x"}, "ttl_minutes"),
+        ("nonesuch", {}, "nonesuch"),
+    ],
+)
+def test_a_refusal_is_text_that_says_what_to_do(
+    serve: Serve, tool: str, arguments: dict[str, Any], text: str
+) -> None:
+    serve.initialize()
+    answer = serve.call(tool, **arguments)
+    assert answer["isError"]
+    assert text in answer["content"][0]["text"]
+
+
+def test_without_kubeconfig_it_serves_and_a_call_says_what_is_missing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    child = Serve(environment | {"KUBECONFIG": str(tmp_path / "nonesuch")})
+    child.initialize()
+    assert child.ask("tools/list")["result"]["tools"]
+    answer = child.call("list_sandboxes")
+    assert answer["isError"]
+    assert "no kubeconfig" in answer["content"][0]["text"]
+    assert child.close() == 0
+
+
+def test_stdin_that_ends_ends_the_server(serve: Serve) -> None:
+    serve.initialize()
+    start = time.monotonic()
+    assert serve.close() == 0
+    assert time.monotonic() - start < 5
+
+
+def test_a_probing_second_copy_is_gone_at_once_and_made_nothing(
+    environment: dict[str, str], stub: StubCluster
+) -> None:
+    """Claude Desktop starts a copy, asks server/discover, and sends SIGTERM."""
+    child = Serve(environment)
+    answer = child.ask(
+        "server/discover",
+        {
+            "_meta": {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "probe", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+        },
+    )
+    assert "2026-07-28" in answer["result"]["supportedVersions"]
+    start = time.monotonic()
+    child.process.send_signal(signal.SIGTERM)
+    child.process.wait(5)
+    assert time.monotonic() - start < 1
+    child.close()
+    assert not (stub.folder / "calls.jsonl").exists()
+
+
+def test_sigterm_leaves_no_pipe_behind(serve: Serve, stub: StubCluster) -> None:
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    serve.call("run_command", sandbox_id=ref, command="true")
+    pipes = _dials(serve.process.pid)
+    assert len(pipes) == 1
+    serve.process.send_signal(signal.SIGTERM)
+    serve.process.wait(5)
+    deadline = time.monotonic() + 10
+    while any(map(_alive, pipes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls for what no event announces: the end of somebody else's child
+    serve.close()
+
+
+def _dials(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                if int(stat[1]) == parent and b"dial.py" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_both_protocol_eras_work_in_memory(stub: StubCluster, mode: Any) -> None:
+    with anyio.fail_after(BOUND):
+        async with (
+            Host(stub.settings()) as host,
+            Client(build_server(host), mode=mode) as client,
+        ):
+            made = await client.call_tool("create_sandbox", {"name": "work"})
+            assert made.structured_content
+            ran = await client.call_tool(
+                "run_command", {"sandbox_id": "work", "command": "printf '\\377x'"}
+            )
+            assert not ran.is_error
+            assert ran.structured_content
+            assert ran.structured_content["stdout"] == "\\xffx"
+
+
+async def test_output_that_looks_like_protocol_passes_as_it_is(stub: StubCluster) -> None:
+    """L59: a user's stderr was mistaken for the tool's own error."""
+    text = 'container not found\ncommand terminated with exit code 137\n{"jsonrpc":"2.0","id":1}\n'
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host, Client(build_server(host)) as client:
+            await client.call_tool("create_sandbox", {"name": "work"})
+            ran = await client.call_tool(
+                "run_command",
+                {"sandbox_id": "work", "command": "cat; cat /dev/null >&2", "stdin": text},
+            )
+            assert ran.structured_content
+            assert ran.structured_content["stdout"] == text
+
+
+async def test_the_toolsets_are_what_the_setting_says() -> None:
+    def names(*toolsets: str) -> list[str]:
+        server = build_server(Host(Settings(toolsets=toolsets)))
+        return [tool.name for tool in server._tool_manager.list_tools()]
+
+    assert names("blobs") == ["list_blobs", "write_random_blob", "read_blob"]
+    assert names("default")[: len(LIFECYCLE)] == LIFECYCLE
+    assert set(names("default", "blobs")) == set(names("default")) | set(names("blobs"))
