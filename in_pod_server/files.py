@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
+from in_pod_server.atomic import extend, replace
 from in_pod_server.confine import Opener, best_opener
 from in_pod_server.errors import FileFailedError, PathRefusedError
 from in_pod_server.text import name_to_bytes, name_to_text
@@ -31,7 +31,6 @@ LIST_SCAN_LIMIT: Final = 200_000
 SHOWN_CHARS: Final = 300
 """How much of a path an error repeats."""
 _MAX_LINKS: Final = 40
-_TEMP_PREFIX: Final = b".podpipe-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +260,7 @@ class Home:
                     _expect_kind(before, path)
                 if mode is None:
                     mode = stat.S_IMODE(before.st_mode) if before else NEW_FILE_MODE
-                _replace(folder, name, data, mode, create_only=create_only)
+                replace(folder, name, data, mode, create_only=create_only)
         return Written(self.shown(relative), len(data), len(data), created=before is None)
 
     def append(self, path: str, data: bytes, *, mode: int | None) -> Written:
@@ -275,16 +274,7 @@ class Home:
         with _explained("append to", path):
             fd, created = self._open_to_append(relative, path)
             try:
-                size = os.fstat(fd).st_size
-                try:
-                    _write_all(fd, data)
-                    os.fsync(fd)
-                except OSError:
-                    # Nobody else's bytes are cut: only if the file ends with what we began.
-                    now = os.fstat(fd).st_size
-                    if size < now <= size + len(data):
-                        os.ftruncate(fd, size)
-                    raise
+                extend(fd, data)
                 if mode is not None:
                     os.fchmod(fd, mode)
                 size = os.fstat(fd).st_size
@@ -348,34 +338,6 @@ class Home:
     def shown(self, relative: bytes) -> str:
         """Return how a path is shown: absolute, under the home's first name."""
         return name_to_text(self._names[0] + (b"" if relative == b"." else b"/" + relative))
-
-
-def _replace(folder: int, name: bytes, data: bytes, mode: int, *, create_only: bool) -> None:
-    temp = _TEMP_PREFIX + secrets.token_hex(8).encode()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temp, flags, 0o600, dir_fd=folder)
-    try:
-        try:
-            _write_all(fd, data)
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if create_only:
-            os.link(temp, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-            os.unlink(temp, dir_fd=folder)
-        else:
-            os.rename(temp, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temp, dir_fd=folder)
-        raise
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _status(name: bytes, folder: int) -> os.stat_result | None:

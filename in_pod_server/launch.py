@@ -19,6 +19,7 @@ from in_pod_server.errors import ArgumentError, StartFailedError
 from in_pod_server.tree import MARKER
 
 SHELL: Final = "/bin/bash"
+OOM_SCORE: Final = "500"
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
 
@@ -80,7 +81,7 @@ class Launcher:
                 source = (
                     stack.enter_context(_as_file(stdin)).fileno() if stdin else subprocess.DEVNULL
                 )
-                return subprocess.Popen(
+                child = subprocess.Popen(
                     [os.fsencode(SHELL), b"--noprofile", b"--norc", *what],
                     stdin=source,
                     stdout=stdout,
@@ -92,6 +93,8 @@ class Launcher:
             except OSError as exc:
                 self.forget(process_id)
                 raise _refused(exc, cwd) from exc
+        _offer_to_oom_killer(child.pid)
+        return child
 
     def forget(self, process_id: str) -> None:
         """Remove what a finished command's start left behind."""
@@ -161,6 +164,12 @@ class Launcher:
             fallback.mkdir(parents=True, exist_ok=True)
             return fallback
         return None
+
+
+def _offer_to_oom_killer(pid: int) -> None:
+    """Where memory runs out and one process has to die, let it be the command's and not ours."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(OOM_SCORE, "ascii")
 
 
 def _as_file(data: bytes) -> BinaryIO:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -14,17 +13,18 @@ from pydantic import Field
 
 from in_pod_server import contract
 from in_pod_server.connection import Connection
+from in_pod_server.excerpts import excerpts
 from in_pod_server.files import Home
 from in_pod_server.output import Output
-from in_pod_server.processes import Process, ProcessTable
+from in_pod_server.process import Process
+from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
-from in_pod_server.text import decode, decode_within, json_size
+from in_pod_server.text import decode_within, json_size
 
 WAIT_LIMIT: Final = contract.CALL_LIMIT_SECONDS
 LOG_POLL_SECONDS: Final = 0.1
 COMMAND_SHOWN: Final = 200
-_CONTINUATION: Final = bytes(range(0x80, 0xC0))
-"""What a UTF-8 character goes on with: an excerpt does not begin inside one."""
+
 
 _Workdir = Annotated[
     str,
@@ -271,7 +271,7 @@ async def _wait_for_output(process: Process, output: Output, cursor: int, second
 
 
 def _command_result(process: Process) -> CallToolResult:
-    stdout, stderr = _excerpts(process)
+    stdout, stderr = excerpts(process)
     lines = [_state_line(process) + _left_line(process)]
     if process.state == "running":
         lines.append(
@@ -294,48 +294,6 @@ def _command_result(process: Process) -> CallToolResult:
         duration_seconds=round(process.seconds, 3),
         left_running=process.left_running,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Excerpt:
-    text: str
-    cut: bool
-
-
-def _excerpts(process: Process) -> tuple[_Excerpt, _Excerpt]:
-    """Share a reply's room between both streams; one may use what the other does not."""
-    half = REPLY_BYTES // 2
-    stdout = _excerpt(process, "stdout", half)
-    stderr = _excerpt(process, "stderr", REPLY_BYTES - min(json_size(stdout.text), half))
-    if stdout.cut:
-        stdout = _excerpt(process, "stdout", REPLY_BYTES - min(json_size(stderr.text), half))
-    return stdout, stderr
-
-
-def _excerpt(process: Process, stream: Literal["stdout", "stderr"], limit: int) -> _Excerpt:
-    """Return a stream whole, or its start and its end and how to read what lies between."""
-    output = process.stdout if stream == "stdout" else process.stderr
-    total = output.total
-    if total <= limit and not output.dropped:
-        text = decode(output.read(0, total).data, final=True).text
-        if json_size(text) <= limit:
-            return _Excerpt(text, cut=False)
-    room = limit
-    while True:
-        head = output.read(0, room // 3)
-        first = decode(head.data, final=False)
-        tail = output.read(max(total - room // 2, first.used), room // 2)
-        data = tail.data.lstrip(_CONTINUATION) if len(tail.data) > 4 else tail.data
-        start = tail.end - len(data)
-        note = (
-            f"\n[... {start - first.used} bytes left out here; read_output(process_id={process.id!r}, "
-            f"stream={stream!r}, cursor={first.used}) reads what is kept of them ...]\n"
-        )
-        text = first.text + note + decode(data, final=True).text
-        size = json_size(text)
-        if size <= limit:
-            return _Excerpt(text, cut=True)
-        room = min(room * limit // size, room - room // 16)
 
 
 def _state_line(process: Process) -> str:

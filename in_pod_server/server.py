@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from in_pod_server import __version__, contract
 from in_pod_server.blobs import add_blob_tools
-from in_pod_server.errors import ArgumentError
+from in_pod_server.errors import ArgumentError, StartFailedError
 from in_pod_server.file_tools import add_file_tools
 from in_pod_server.files import Home
 from in_pod_server.process_tools import add_process_tools
@@ -58,6 +58,11 @@ class SandboxServer(MCPServer[Any]):
             return await super().call_tool(name, arguments, context)
         except UnexpectedToolError as exc:
             cause = exc.__cause__ or exc
+            if isinstance(cause, RuntimeError) and "start new thread" in str(cause):
+                raise StartFailedError(
+                    f"{name} could not run: the sandbox is at its limit of processes; "
+                    "stop some first (list_processes, stop_process)"
+                ) from None
             logger.exception("internal error in %s", name, exc_info=cause)
             raise ToolError(
                 f"internal error in {name}: {type(cause).__name__}; this is a fault of the sandbox "
