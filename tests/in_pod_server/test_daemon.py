@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -294,6 +295,31 @@ def test_the_end_of_a_connection_leaves_the_command_running(daemon: Daemon) -> N
         assert process["state"] == "running"
         assert marked(process["process_id"])
         wire.call(1, "stop_process", process_id=process["process_id"])
+
+
+def test_dropped_connections_leave_nothing_open(daemon: Daemon) -> None:
+    fds = Path(f"/proc/{daemon.process.pid}/fd")
+
+    def sockets() -> int:
+        found = 0
+        for fd in fds.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += str(fd.readlink()).startswith("socket:")
+        return found
+
+    before = sockets()
+    wires = [Wire(daemon.socket) for _ in range(20)]
+    for number, wire in enumerate(wires):
+        start_and_mark(wire, 1, f"many{number}")
+    assert sockets() >= before + 20
+    for wire in wires:
+        wire.close()
+    eventually(lambda: sockets() <= before)
+    with Wire(daemon.socket) as wire:
+        for number in range(20):
+            eventually((daemon.home / f"many{number}").exists)
+            process_id = process_of(wire, f"many{number};")["process_id"]
+            wire.call(1, "stop_process", process_id=process_id, grace_seconds=0)
 
 
 def test_a_lone_surrogate_in_a_result_or_a_file_name_is_escaped(daemon: Daemon, wire: Wire) -> None:

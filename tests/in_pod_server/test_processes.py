@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from in_pod_server import output, processes, tree
 from in_pod_server.errors import ArgumentError, StartFailedError
 from in_pod_server.launch import Launcher
-from tests.in_pod_server.support import PATIENCE, Sandbox, data_of, eventually, marked, text_of
+from tests.in_pod_server.support import PATIENCE, Sandbox, data_of, marked, text_of
 
 SLEEPERS = "sleep 301"
 
@@ -384,6 +384,12 @@ def test_a_start_that_the_system_refuses_says_what_to_do(
         launcher.start("p", "\0", workdir="", env={}, stdin=b"", stdout=1, stderr=1)
 
 
+async def test_commands_are_offered_to_the_oom_killer_before_the_daemon(sandbox: Sandbox) -> None:
+    ran = await run(sandbox, "until [ $(cat /proc/self/oom_score_adj) = 500 ]; do :; done; echo ok")
+    assert ran["stdout"] == "ok\n"
+    assert Path("/proc/self/oom_score_adj").read_text() != "500\n"
+
+
 # --- ending --------------------------------------------------------------------------------------------
 
 
@@ -689,8 +695,3 @@ async def test_a_thousand_processes_do_not_make_a_reply_too_long(
     result = await sandbox.client.call_tool("list_processes", {})
     assert len(result.model_dump_json()) < 1 << 20
     assert len(data_of(result)["processes"]) > 100
-
-
-@pytest.mark.parametrize("value", ["eventually"])
-def test_the_wait_helper_is_bounded(value: str) -> None:
-    eventually(lambda: value == "eventually")

@@ -161,6 +161,19 @@ async def test_a_fault_of_ours_is_named_and_logged_but_not_quoted(
     assert any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records)
 
 
+async def test_a_sandbox_full_of_processes_says_so_and_not_internal_error() -> None:
+    server = SandboxServer("test")
+
+    @server.tool()
+    def reads() -> CallToolResult:
+        """Read."""
+        raise RuntimeError("can't start new thread")
+
+    async with Client(server, mode="legacy") as client:
+        text = text_of(await client.call_tool("reads", {}))
+    assert "limit of processes; stop some first" in text
+
+
 def test_a_result_leaves_out_empty_text_and_keeps_all_data() -> None:
     made = result("", "a", "", n=None, empty="")
     assert made.content == [TextContent(type="text", text="a")]
