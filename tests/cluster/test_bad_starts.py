@@ -1,0 +1,294 @@
+"""Starts that must fail: one clear error with object, cause and next step; nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from host_client.identity import named_sandbox_id
+from host_client.sandbox import object_name
+from in_pod_server import contract as c
+from tests.cluster.conftest import Cluster
+
+LIMIT_SECONDS = 20
+"""The issue's own bound for a bad start."""
+
+
+def refused(
+    cluster: Cluster, code: int, *words: str, argv: tuple[str, ...] = (), **environment: str
+) -> str:
+    """Run a create that must fail; check code, words, time and that it says one thing."""
+    start = time.monotonic()
+    ended = cluster.podpipe("create", *argv, **environment)
+    seconds = time.monotonic() - start
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout == ""
+    errors = [line for line in ended.stderr.splitlines() if not line.endswith("…")]
+    error = "\n".join(errors)
+    assert error.count("podpipe: ") == 1, ended.stderr
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error, error
+    assert seconds < LIMIT_SECONDS
+    return error
+
+
+@pytest.fixture
+def clean(cluster: Cluster, user: str) -> Iterator[Cluster]:
+    """The cluster, with a check that the test left nothing in it."""
+    cluster.kubectl("create", "namespace", cluster.namespace) if not cluster.kubectl(
+        "get", "namespace", cluster.namespace, "--ignore-not-found"
+    ) else None
+    before = cluster.left()
+    yield cluster
+    assert cluster.left() == before
+
+
+def kubeconfig(folder: Path, server: str) -> str:
+    path = folder / "kubeconfig"
+    config = {
+        "clusters": [{"name": "x", "cluster": {"server": server}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "users": [{"name": "x", "user": {"token": "x"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_no_kubectl(clean: Cluster) -> None:
+    refused(clean, 4, "PODPIPE_KUBECTL", "absolute path", PODPIPE_KUBECTL="/nonexistent")
+
+
+def test_no_kubeconfig(clean: Cluster) -> None:
+    refused(clean, 4, "no kubeconfig", "/nonexistent/config", "KUBECONFIG",
+            KUBECONFIG="/nonexistent/config")  # fmt: skip
+
+
+def test_no_such_context(clean: Cluster) -> None:
+    refused(clean, 4, "'nonesuch'", "podpipe-node" if _is_node(clean) else "known:",
+            "PODPIPE_CONTEXT", PODPIPE_CONTEXT="nonesuch")  # fmt: skip
+
+
+def _is_node(cluster: Cluster) -> bool:
+    return cluster.environment["PODPIPE_CONTEXT"] == "podpipe-node"
+
+
+def test_an_api_server_that_refuses_connections(clean: Cluster, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = kubeconfig(tmp_path, f"https://127.0.0.1:{port}")
+    refused(clean, 4, f"127.0.0.1:{port}", "does not answer", "check that the cluster is up",
+            KUBECONFIG=config, PODPIPE_CONTEXT="x")  # fmt: skip
+
+
+def test_an_api_server_that_never_answers(clean: Cluster, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(silent.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        config = kubeconfig(tmp_path, f"https://127.0.0.1:{silent.getsockname()[1]}")
+        refused(clean, 4, "API server https://127.0.0.1", KUBECONFIG=config, PODPIPE_CONTEXT="x")
+        silent.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("denied", "words"),
+    [
+        (("create", "configmaps"), ('cannot create resource "configmaps"',)),
+        (("create", "pods"), ('cannot create resource "pods"',)),
+        (("patch", "pods"), ('cannot patch resource "pods"',)),
+        (("get", "persistentvolumeclaims"), ('cannot get resource "persistentvolumeclaims"',)),
+    ],
+)
+def test_a_forbidden_verb_is_named(
+    clean: Cluster, tmp_path: Path, denied: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    rules = [
+        {"apiGroups": [""], "resources": [resource], "verbs": [verb]}
+        for resource in ("configmaps", "pods", "pods/exec", "persistentvolumeclaims")
+        for verb in ("create", "get", "list", "patch", "delete")
+        if (verb, resource) != denied
+    ]
+    config = limited(clean, tmp_path, rules)
+    error = refused(clean, 1, *words, KUBECONFIG=config, PODPIPE_CONTEXT="x")
+    assert "system:serviceaccount" in error
+    clean.kubectl("delete", "serviceaccount,role,rolebinding", "limited")
+
+
+def limited(cluster: Cluster, folder: Path, rules: list[dict[str, list[str]]]) -> str:
+    """A kubeconfig of a service account that may do just this."""
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "limited"}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "limited"},
+            "rules": rules,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "limited"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "limited",
+            },
+            "subjects": [
+                {"kind": "ServiceAccount", "name": "limited", "namespace": cluster.namespace}
+            ],
+        },
+    )
+    token = cluster.kubectl("create", "token", "limited").strip()
+    admin = json.loads(
+        cluster.kubectl("config", "view", "--minify", "--raw", "--flatten", "-o", "json")
+    )
+    config = {
+        "clusters": [{"name": "x", "cluster": admin["clusters"][0]["cluster"]}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "users": [{"name": "x", "user": {"token": token}}],
+        "current-context": "x",
+    }
+    path = folder / "limited.kubeconfig"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_an_image_that_cannot_be_pulled(clean: Cluster) -> None:
+    refused(clean, 1, "ErrImagePull", "nonesuch.invalid/no:1", "SANDBOX_IMAGE",
+            SANDBOX_IMAGE="nonesuch.invalid/no:1")  # fmt: skip
+
+
+def test_an_image_name_that_is_none(clean: Cluster) -> None:
+    refused(clean, 1, "InvalidImageName", "SANDBOX_IMAGE", SANDBOX_IMAGE="Not//An:Image:")
+
+
+def test_an_image_without_a_daemon(clean: Cluster, user: str) -> None:
+    """Any image of the node will do: pause has no interpreter."""
+    if not _is_node(clean):
+        pytest.fail("this test knows the pause image of the node provider only")
+    refused(clean, 1, "cannot start", "SANDBOX_IMAGE", SANDBOX_IMAGE=_pause_image(clean))
+
+
+def _pause_image(cluster: Cluster) -> str:
+    images = cluster.get("nodes")["items"][0]["status"]["images"]
+    return next(name for image in images for name in image["names"] if "pause" in name)
+
+
+def test_more_cpu_than_any_node_has(clean: Cluster) -> None:
+    refused(clean, 1, "Unschedulable", "Insufficient cpu", "cpu 512",
+            argv=("--cpu", "512"), CPU_REQUEST="512")  # fmt: skip
+
+
+def test_a_quota_that_is_used_up(clean: Cluster) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    clean.apply(quota)
+    clean.kubectl("wait", "--for=jsonpath={.status.hard.pods}=0", "resourcequota/none")
+    try:
+        refused(clean, 1, "Quota", "exceeded quota: none")
+    finally:
+        clean.kubectl("delete", "resourcequota", "none")
+
+
+def test_a_name_taken_by_a_foreign_object(clean: Cluster, user: str) -> None:
+    name = object_name(named_sandbox_id(user, "taken"))
+    clean.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "b"}}
+    )
+    before = clean.get("configmap", name)
+    refused(clean, 1, f"ConfigMap {name}", "not made by podpipe", "Choose another name",
+            argv=("--name", "taken"))  # fmt: skip
+    assert clean.get("configmap", name) == before
+    clean.kubectl("delete", "configmap", name)
+
+
+def test_a_pod_name_taken_by_a_foreign_pod(clean: Cluster, user: str) -> None:
+    name = f"{object_name(named_sandbox_id(user, 'taken'))}-1"
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "theirs",
+                    "image": "nonesuch.invalid/x:1",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+    clean.apply(foreign)
+    uid = clean.get("pod", name)["metadata"]["uid"]
+    ended = clean.podpipe("create", "--name", "taken")
+    assert ended.returncode == 1, ended.stderr
+    assert name in ended.stderr
+    after = clean.get("pod", name)
+    assert after["metadata"]["uid"] == uid
+    assert [container["name"] for container in after["spec"]["containers"]] == ["theirs"]
+    assert "ownerReferences" not in after["metadata"]
+    clean.kubectl("delete", "pod", name, "--grace-period=1")
+
+
+def test_a_home_that_belongs_to_another_true_id(clean: Cluster, user: str) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": f"user-{user}-pvc",
+            "labels": {c.LABEL_MANAGED_BY: c.PREFIX},
+            "annotations": {c.ANNOTATION_USER_ID: "somebody else"},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Mi"}},
+        },
+    }
+    clean.apply(claim)
+    refused(clean, 1, f"PersistentVolumeClaim user-{user}-pvc", "'somebody else'", "PODPIPE_USER")
+    left = clean.get("persistentvolumeclaim", f"user-{user}-pvc")["metadata"]
+    assert left["annotations"][c.ANNOTATION_USER_ID] == "somebody else"
+    clean.kubectl("delete", "persistentvolumeclaim", f"user-{user}-pvc")
+
+
+def test_the_stub_is_not_what_ran(cluster: Cluster) -> None:
+    """These tests are worth something only against a real API server."""
+    version = subprocess.run(
+        [cluster.environment["PODPIPE_KUBECTL"], "version", "-o", "json"],
+        env={"KUBECONFIG": cluster.environment["KUBECONFIG"], "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(version.stdout)["serverVersion"]["gitVersion"].startswith("v1.")
