@@ -486,6 +486,6 @@ def _next_step(reason: str, sandbox: Sandbox) -> str:
             f"It asks for cpu {sandbox.spec.cpu_request} and memory {sandbox.spec.memory_request}; "
             "ask for less, destroy other sandboxes, or add a node"
         )
-    if reason == "CrashLoopBackOff":
+    if reason in ("CrashLoopBackOff", "RunContainerError", "CreateContainerError", "StartError"):
         return f"Is {sandbox.spec.image!r} (setting SANDBOX_IMAGE) a podpipe image, and of this version?"
     return "Nothing of it was left behind"

@@ -190,7 +190,8 @@ def test_an_image_without_a_daemon(clean: Cluster, user: str) -> None:
 
 def _pause_image(cluster: Cluster) -> str:
     images = cluster.get("nodes")["items"][0]["status"]["images"]
-    return next(name for image in images for name in image["names"] if "pause" in name)
+    names = [str(name) for image in images for name in image["names"]]
+    return next(name for name in names if "pause" in name)
 
 
 def test_more_cpu_than_any_node_has(clean: Cluster) -> None:

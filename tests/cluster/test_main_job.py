@@ -12,6 +12,7 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from host_client.host import Host
+from host_client.session import SandboxSession
 from tests.cluster.conftest import ROOT, Cluster
 
 BOUND = 120
@@ -22,6 +23,12 @@ async def run(host: Host, ref: str, command: str, **arguments: Any) -> dict[str,
     assert not answer.get("isError"), answer
     facts: dict[str, Any] = answer["structuredContent"]
     return facts
+
+
+async def ended(session: SandboxSession) -> None:
+    """Wait until the host has noticed that the pipe is gone."""
+    while session.alive:  # noqa: ASYNC110 - kubectl tells it by ending
+        await anyio.sleep(0.05)
 
 
 def test_client_prints_four_blocks_with_equal_sums_and_leaves_nothing(cluster: Cluster) -> None:
@@ -74,7 +81,9 @@ async def test_a_pod_deleted_by_hand_is_made_anew_by_the_next_call(
         async with Host(cluster.settings()) as host:
             made = await host.launcher.create(name="work")
             await run(host, "work", "echo kept > f")
+            before = await host.sessions.open("work")
             cluster.kubectl("delete", "pod", made.sandbox.pod_name)
+            await ended(before)
             assert (await run(host, "work", "cat f"))["stdout"] == "kept\n"
 
 
@@ -87,8 +96,7 @@ async def test_a_command_that_kills_everything_only_restarts_the_container(
             before = await host.sessions.open("work")
             await run(host, "work", "echo kept > f")
             await host.sessions.call("work", "start_background", {"command": "kill -9 -1"})
-            while before.alive:
-                await anyio.sleep(0.05)  # noqa: ASYNC110 - the end of a process in the cluster
+            await ended(before)
             assert (await run(host, "work", "cat f"))["stdout"] == "kept\n"
             after = await host.sessions.open("work")
     assert after.pod.uid == before.pod.uid
