@@ -9,8 +9,10 @@ import sys
 from typing import Any
 
 import anyio
+import pytest
 from mcp import Client, StdioServerParameters
 
+from host_client.errors import SessionLost
 from host_client.host import Host
 from host_client.session import SandboxSession
 from tests.cluster.conftest import ROOT, Cluster
@@ -95,8 +97,8 @@ async def test_a_command_that_kills_everything_only_restarts_the_container(
             await host.launcher.create(name="work")
             before = await host.sessions.open("work")
             await run(host, "work", "echo kept > f")
-            await host.sessions.call("work", "start_background", {"command": "kill -9 -1"})
-            await ended(before)
+            with pytest.raises(SessionLost, match="may have run"):
+                await run(host, "work", "kill -9 -1")
             assert (await run(host, "work", "cat f"))["stdout"] == "kept\n"
             after = await host.sessions.open("work")
     assert after.pod.uid == before.pod.uid
