@@ -110,9 +110,11 @@ def test_the_image_runs_as_the_user_of_the_contract(pod: list[str]) -> None:
 
 
 def test_the_image_has_every_program_that_a_sandbox_promises(pod: list[str]) -> None:
-    programs = "bash curl git gzip ps python3 rg rsync scp ssh sshd tar tini".split()
+    programs = {"bash", "curl", "git", "gzip", "ps", "python3", "rg", "rsync", "ssh", "tar", "tini"}
 
-    assert says(pod, "which", *programs).count("\n") == len(programs) - 1
+    found = says(pod, "which", *programs, "/usr/sbin/sshd").split()
+
+    assert {Path(path).name for path in found} == {*programs, "sshd"}
 
 
 def test_no_program_of_the_image_can_raise_its_rights(pod: list[str]) -> None:
@@ -133,17 +135,16 @@ def test_the_images_own_python_finds_our_code_alone(pod: list[str]) -> None:
 
 def test_an_import_neither_compiles_nor_writes(pod: list[str]) -> None:
     """`-v` says of each module whether its bytecode was used as it is."""
-    told = says(pod, contract.PYTHON, "-I", "-v", "-c", "import in_pod_server.contract, mcp.server")
+    code = "import in_pod_server.contract, mcp.server"
     done = subprocess.run(
-        [*pod, contract.PYTHON, "-I", "-v", "-c", "import in_pod_server.contract, mcp.server"],
+        [*pod, contract.PYTHON, "-I", "-v", "-c", code],
         capture_output=True,
         encoding="utf-8",
         check=True,
     )
-    assert told == ""
     assert "in_pod_server/__pycache__/contract.cpython" in done.stderr
     assert "wrote '" not in done.stderr
-    assert not re.search(r"code object from '/(?:app|opt)", done.stderr)
+    assert not re.search(r"code object from '/(?:app|opt)[^']*\.py'", done.stderr)
 
 
 @pytest.fixture(scope="module")
