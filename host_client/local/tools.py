@@ -143,7 +143,7 @@ def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock file, so that two runs never build or start the same thing at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
+    with path.open("a", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -19,6 +19,7 @@ if [[ ${1:-} != --inside ]]; then
         cat "$hierarchy/$setting" >"$folder/$setting"
     done
   done
+  # shellcheck disable=SC2317 # the trap calls it
   clean() {
     for folder in "${folders[@]}"; do find "$folder" -depth -type d -exec rmdir {} +; done
   }
