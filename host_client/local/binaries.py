@@ -34,6 +34,7 @@ OLDEST_GO: Final = (1, 24)
 INSTALL_SECONDS: Final = 900.0
 BUILD_SECONDS: Final = 3600.0
 """The kubelet alone takes five minutes on two cores."""
+SBIN: Final = ("/usr/sbin", "/sbin")
 NICENESS: Final = 10
 STAGED: Final = re.compile(r"^\s*(?:replace\s+)?(\S+) => \./staging/", re.MULTILINE)
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
@@ -67,12 +68,17 @@ func main() {
 
 
 def require_linux_root() -> None:
-    """The node is for Linux and root; say so before anything is changed."""
+    """The node is for Linux and root; say so before anything is changed.
+
+    Also puts the administrator's programs on PATH, where Debian's plain `su` leaves them out.
+    """
     elsewhere = "use --provider kind (Docker and kind) or --provider existing"
     if sys.platform != "linux":
         raise MissingPrerequisite(f"the node provider needs Linux: on this machine {elsewhere}")
     if os.geteuid() != 0:
         raise MissingPrerequisite(f"the node provider needs root: run it with sudo, or {elsewhere}")
+    known = os.environ.get("PATH", "").split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join([*known, *(add for add in SBIN if add not in known)])
 
 
 def install(packages_of: dict[str, str], console: Console) -> None:
