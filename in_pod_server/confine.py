@@ -17,7 +17,8 @@ _SYS_OPENAT2: Final = 437
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 _RACES: Final = 64
-"""openat2 says EAGAIN when a rename or mount raced with `..`; so often it is tried again."""
+"""openat2 says EAGAIN when any rename or mount of the system raced with `..`; so often it is tried
+again, and then the walk does it."""
 _MAX_PATH: Final = 4095
 _MAX_LINKS: Final = 40
 """As many links as the kernel itself follows."""
@@ -40,10 +41,9 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_beneath(root: int, path: bytes, flags: int, mode: int = 0) -> int:
-    """Open by openat2."""
+    """Open by openat2, or by the walk if renames all around never let it."""
     libc = ctypes.CDLL(None, use_errno=True)
     how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    code = errno.EAGAIN
     for _ in range(_RACES):
         fd: int = libc.syscall(
             ctypes.c_long(_SYS_OPENAT2),
@@ -56,8 +56,8 @@ def open_beneath(root: int, path: bytes, flags: int, mode: int = 0) -> int:
             return fd
         code = ctypes.get_errno()
         if code != errno.EAGAIN:
-            break
-    raise OSError(code, os.strerror(code), path)
+            raise OSError(code, os.strerror(code), path)
+    return walk_beneath(root, path, flags, mode)
 
 
 def walk_beneath(root: int, path: bytes, flags: int, mode: int = 0) -> int:
