@@ -35,7 +35,14 @@ PODINFO_ANNOTATIONS: Final = "annotations"
 PYTHON: Final = "/opt/podpipe/bin/python"
 """The image's own interpreter with the pinned requirements; commands do not see it on PATH."""
 DAEMON_ARGV: Final = ("/usr/bin/tini", "--", PYTHON, "-I", "-m", "in_pod_server", "serve")
-DIAL_ARGV: Final = ("/usr/bin/python3", "-I", "-S", "-u", f"{APP_DIR}/in_pod_server/dial.py", SOCKET)
+DIAL_ARGV: Final = (
+    "/usr/bin/python3",
+    "-I",
+    "-S",
+    "-u",
+    f"{APP_DIR}/in_pod_server/dial.py",
+    SOCKET,
+)
 """What `kubectl exec -i` starts: -I and -S, because every import here is latency."""
 
 # --- names in the cluster ----------------------------------------------------------------------
