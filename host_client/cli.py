@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.command is not _serve:
         # As ctrl-C: what was begun is ended or undone. `serve` just goes; its pipes end with it.
+        # A shell's background job has SIGINT ignored, and would keep it so.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         settings = Settings.from_env()

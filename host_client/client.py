@@ -233,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit report")
     arguments = parser.parse_args(argv)
     # A CI job is cancelled by SIGTERM; cleaning up is the same as for ctrl-C.
+    # A shell's background job has SIGINT ignored, and would keep it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     error = ""
     code = EXIT_DONE

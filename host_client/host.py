@@ -16,7 +16,7 @@ from host_client.config import Settings
 from host_client.errors import PrerequisiteError
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
-from host_client.session import Sessions
+from host_client.session import Pipes, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Host:
         self.settings = settings
         self._tasks = anyio.create_task_group()
         self._kubectl: Kubectl | None = None
+        self._pipes: Pipes | None = None
         self._launcher: Launcher | None = None
         self._sessions: Sessions | None = None
 
@@ -45,8 +46,8 @@ class Host:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._sessions:
-            await self._sessions.aclose()
+        if self._pipes:
+            await self._pipes.aclose()
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
@@ -61,15 +62,21 @@ class Host:
         return self._kubectl
 
     @property
+    def pipes(self) -> Pipes:
+        """The live pipes into them. Raises as `kubectl`."""
+        self._pipes = self._pipes or Pipes(self.kubectl, self._tasks)
+        return self._pipes
+
+    @property
     def launcher(self) -> Launcher:
         """The user's sandboxes. Raises as `kubectl`."""
         self._launcher = self._launcher or Launcher(
-            PodBackend(self.kubectl, self.settings), self.settings
+            PodBackend(self.kubectl, self.settings), self.settings, self.pipes.connect
         )
         return self._launcher
 
     @property
     def sessions(self) -> Sessions:
-        """The pipes into them. Raises as `kubectl`."""
-        self._sessions = self._sessions or Sessions(self.launcher, self.kubectl, self._tasks)
+        """Calls on them. Raises as `kubectl`."""
+        self._sessions = self._sessions or Sessions(self.launcher, self.pipes)
         return self._sessions

@@ -10,11 +10,13 @@ believed by the JSON that it printed, one that failed is classified by its stder
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,9 @@ CALL_TIMEOUT_SECONDS = 15.0
 """One short call, discovery and a slow credential plugin included; the user waits for it."""
 REQUEST_TIMEOUT_SECONDS = 8
 """kubectl's own bound for one HTTP request within a call."""
+
+UNCHECKED = "--validate=ignore"
+"""Spares kubectl the download of every schema (35 ms a call); a test has the server check ours."""
 
 _COMMON_DIRS = (
     "/usr/local/bin",
@@ -245,30 +250,46 @@ class Kubectl:
 
     def _call(self, argv: list[str], stdin: str, timeout: float) -> str:
         log.debug("run %s", argv)
+        expired = threading.Event()
         try:
-            command = sh.Command(argv[0])(
+            running = sh.Command(argv[0])(
                 *argv[1:],
                 _in=stdin,
                 _tty_out=False,
                 _env=self.environment,
-                _timeout=timeout,
                 _encoding="utf-8",
                 _decode_errors="replace",
                 _truncate_exc=False,
-                _return_cmd=True,
+                # sh's own _timeout looks only every 0.1 s, which every call would have to wait for.
+                _bg=True,
+                _bg_exc=False,
+                # A group of its own: a plugin dies with it, and we do not.
+                _new_session=True,
             )
-        except sh.TimeoutException as error:
-            raise ApiUnreachable(
-                f"no answer from kubectl within {timeout:g} s ({self._where()}); check the network, "
-                "and the credential plugin of the kubeconfig",
-                argv=argv,
-            ) from error
+
+            def expire() -> None:
+                expired.set()
+                with contextlib.suppress(ProcessLookupError):
+                    running.process.kill_group()
+
+            timer = threading.Timer(timeout, expire)
+            timer.start()
+            try:
+                running.wait()
+            finally:
+                timer.cancel()
         except sh.ErrorReturnCode as error:
+            if expired.is_set():
+                raise ApiUnreachable(
+                    f"no answer from kubectl within {timeout:g} s ({self._where()}); check the "
+                    "network, and the credential plugin of the kubeconfig",
+                    argv=argv,
+                ) from None
             stderr = error.stderr.decode("utf-8", "replace")
             raise self._classified(argv, error.exit_code, stderr) from None
         except (OSError, sh.CommandNotFound) as error:
             raise PrerequisiteError(f"kubectl cannot be started ({argv[0]}): {error}") from error
-        stdout: bytes = command.stdout
+        stdout: bytes = running.stdout
         return stdout.decode("utf-8", "replace")
 
     def _where(self) -> str:
@@ -333,7 +354,7 @@ class Kubectl:
             AlreadyExists: it does.
         """
         return await self.json(
-            "create", "-f", "-", "-o", "json", f"--field-manager={FIELD_MANAGER}",
+            "create", "-f", "-", "-o", "json", f"--field-manager={FIELD_MANAGER}", UNCHECKED,
             stdin=json.dumps(manifest),
         )  # fmt: skip
 
@@ -348,6 +369,7 @@ class Kubectl:
         bundle = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         out = await self.json(
             "apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "-f", "-", "-o", "json",
+            UNCHECKED,
             stdin=json.dumps(bundle),
         )  # fmt: skip
         return out["items"] if out.get("kind") == "List" else [out]
@@ -388,7 +410,7 @@ class Kubectl:
 
 
 _UNREACHABLE = re.compile(
-    r"was refused - did you specify the right host|Unable to connect to the server|"
+    r"was refused - did you specify the right host|connection refused|Unable to connect to the server|"
     r"i/o timeout|no such host|deadline exceeded|TLS handshake timeout|connection reset by peer|"
     r"no route to host|network is unreachable|Client\.Timeout|\bEOF$|certificate|"
     r"ServiceUnavailable|getting credentials",

@@ -9,7 +9,7 @@ once and a cancelled caller stops waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -23,7 +23,9 @@ from host_client.errors import (
     PodpipeError,
     SandboxExpired,
     SandboxNotFound,
+    SessionLost,
     StillStarting,
+    root_cause,
 )
 from host_client.identity import is_sandbox_id, named_sandbox_id, user_key
 from host_client.sandbox import (
@@ -43,8 +45,15 @@ START_WAIT_SECONDS = CALL_LIMIT_SECONDS - 10.0
 """How long one call waits for a pod; the rest of a client's patience is for the call itself."""
 STOP_WAIT_SECONDS = STOP_GRACE_SECONDS + 20.0
 """A pod is gone a moment after its grace; much longer means a node that does not answer."""
-POLL_SECONDS = 0.15
-"""Pause between two looks at a pod; a look itself costs about as much."""
+POLL_SECONDS = 0.3
+"""Pause between two looks at a pod: its status lags a second behind anyhow."""
+DIAL_SECONDS = (0.03, 0.5)
+"""Pause between two tries to reach a daemon: at first, and at most. A container answers most of a
+second before its status says that it runs, so trying is what finds out first."""
+
+Connect = Callable[[Sandbox, PodView], Awaitable[None]]
+"""Returns once the daemon of this very pod has answered, which is what ready means; raises
+SessionLost while it does not."""
 
 Progress = Callable[[str], None]
 """Told what is being waited for, in a few words, whenever that changes."""
@@ -144,13 +153,19 @@ class Launcher:
     Args:
         backend: where they live.
         settings: whose they are and how they are made.
+        connect: finds out whether a pod answers.
         now: the present, for expiry; tests move it.
     """
 
     def __init__(
-        self, backend: Backend, settings: Settings, now: Callable[[], datetime] = utc_now
+        self,
+        backend: Backend,
+        settings: Settings,
+        connect: Connect,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._backend = backend
+        self._connect = connect
         self._settings = settings
         self._key = user_key(settings.user)
         self._now = now
@@ -169,7 +184,7 @@ class Launcher:
         memory_limit: str = "",
         progress: Progress = _silent,
     ) -> Status:
-        """Make a sandbox and wait until its container runs, at most `START_WAIT_SECONDS`.
+        """Make a sandbox and wait until it answers, at most `START_WAIT_SECONDS`.
 
         Args:
             name: for a lasting one, found again by this name; empty for a random id.
@@ -190,17 +205,30 @@ class Launcher:
             self._settings, self._now(), name, ttl_minutes, cpu_limit, memory_limit
         )
         progress("asking the cluster")
-        home = await self._backend.home()
-        sandbox = await self._backend.claim(draft)
+        claimed: list[Sandbox] = []
+        homes: list[Mapping[str, Any] | None] = []
+
+        async def claim() -> None:
+            claimed.append(await self._backend.claim(draft))
+
+        async def find_home() -> None:
+            homes.append(await self._backend.home())
+
         try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(claim)
+                tasks.start_soon(find_home)
+            (sandbox,), (home,) = claimed, homes
             pod = await self._backend.start(sandbox, home)
-            return await self._started(sandbox, pod, START_WAIT_SECONDS, progress)
+            pod = await self._answering(sandbox, pod, START_WAIT_SECONDS, progress)
         except StillStarting as waiting:
-            return Status(sandbox, "starting", None, waiting.detail)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._undo(sandbox, had_home=home is not None)
-            raise
+            return Status(claimed[0], "starting", None, waiting.detail)
+        except BaseException as error:
+            if claimed:
+                with anyio.CancelScope(shield=True):
+                    await self._undo(claimed[0], had_home=homes != [None])
+            raise root_cause(error) from None
+        return Status(sandbox, "running", pod, "")
 
     async def _undo(self, sandbox: Sandbox, *, had_home: bool) -> None:
         """Remove what a failed create made; what cannot be removed is logged by name."""
@@ -264,7 +292,7 @@ class Launcher:
     async def running(
         self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress = _silent
     ) -> tuple[Sandbox, PodView]:
-        """A sandbox whose container runs, started or resumed if need be.
+        """A sandbox that answers, started or resumed if need be.
 
         Args:
             ref: id or name.
@@ -325,13 +353,11 @@ class Launcher:
         self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
     ) -> tuple[Sandbox, PodView]:
         try:
-            status = await self._started(sandbox, pod, wait, progress)
+            return sandbox, await self._answering(sandbox, pod, wait, progress)
         except LaunchFailed:
             with anyio.CancelScope(shield=True):
                 await self._suspend_failed(sandbox, pod)
             raise
-        assert status.pod is not None
-        return sandbox, status.pod
 
     async def _suspend_failed(self, sandbox: Sandbox, pod: PodView) -> None:
         """A pod that cannot start is not left to retry for ever; the record stays."""
@@ -341,50 +367,86 @@ class Launcher:
         except PodpipeError as error:
             log.warning("pod %s of a failed start was left: %s", pod.name, error)
 
-    async def _started(
+    async def _answering(
         self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
-    ) -> Status:
-        """Poll until the container of this very pod runs.
+    ) -> PodView:
+        """Wait until the daemon of this very pod answers.
+
+        Tries to reach it, and beside that looks at the pod for a reason why it never will.
 
         Raises:
             LaunchFailed: Kubernetes says that it will not, or the pod was replaced or deleted.
             StillStarting: not within `wait` seconds.
+            PodpipeError: it answered, and cannot be talked to.
         """
-        deadline = anyio.current_time() + wait
-        while not pod.container_running:
-            if failure := pod.failure(self._now()):
-                reason, message = failure
-                if reason == "CrashLoopBackOff":
-                    said = await self._backend.last_words(pod)
-                    message += f"; it said: {said}" if said else ""
-                raise LaunchFailed(
-                    f"sandbox {sandbox.id} cannot start, {reason}: {message}. "
-                    f"{_next_step(reason, sandbox)}",
-                    reason=reason,
-                )
-            if pod.ended or pod.deleting:
-                raise LaunchFailed(
-                    f"sandbox {sandbox.id}: pod {pod.name} ended while starting "
-                    f"({'; '.join(filter(None, (pod.ended_reason or pod.phase, pod.last_exit)))})",
-                    reason="Ended",
-                )
-            if anyio.current_time() >= deadline:
-                raise StillStarting(
-                    f"sandbox {sandbox.id} is still starting ({pod.progress}). "
-                    "Call again to go on waiting",
-                    detail=pod.progress,
-                )
-            progress(pod.progress)
-            await anyio.sleep(POLL_SECONDS)
-            _, pods = await self._backend.observe(sandbox.id)
-            latest = next((p for p in pods if p.uid == pod.uid), None)
-            if latest is None:
-                raise LaunchFailed(
-                    f"sandbox {sandbox.id}: pod {pod.name} was deleted while starting",
-                    reason="Deleted",
-                )
-            pod = latest
-        return Status(sandbox, "running", pod, "")
+        latest = pod
+        unanswered = ""
+
+        async def watch() -> None:
+            nonlocal latest
+            deadline = anyio.current_time() + wait
+            while True:
+                progress("connecting" if latest.container_running else latest.progress)
+                await anyio.sleep(max(0.0, min(POLL_SECONDS, deadline - anyio.current_time())))
+                _, pods = await self._backend.observe(sandbox.id)
+                latest = await self._still_rising(sandbox, pod, pods)
+                if anyio.current_time() >= deadline:
+                    detail = latest.progress
+                    if latest.container_running:
+                        detail = f"its container runs but does not answer yet: {unanswered}"
+                    raise StillStarting(
+                        f"sandbox {sandbox.id} is still starting ({detail}). "
+                        "Call again to go on waiting",
+                        detail=detail,
+                    )
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                pause, longest = DIAL_SECONDS
+                while True:
+                    try:
+                        await self._connect(sandbox, pod)
+                        break
+                    except SessionLost as error:
+                        unanswered = str(error)
+                        log.debug("not yet: %s", error)
+                    await anyio.sleep(pause)
+                    pause = min(pause * 1.5, longest)
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from None
+        return replace(latest, container_running=True)
+
+    async def _still_rising(self, sandbox: Sandbox, pod: PodView, pods: list[PodView]) -> PodView:
+        """The newest view of a pod that is coming up.
+
+        Raises:
+            LaunchFailed: it will not come up.
+        """
+        latest = next((p for p in pods if p.uid == pod.uid), None)
+        if latest is None or latest.deleting:
+            raise LaunchFailed(
+                f"sandbox {sandbox.id}: pod {pod.name} was deleted while starting",
+                reason="Deleted",
+            )
+        if failure := latest.failure(self._now()):
+            reason, message = failure
+            if reason == "CrashLoopBackOff":
+                said = await self._backend.last_words(latest)
+                message += f"; it said: {said}" if said else ""
+            raise LaunchFailed(
+                f"sandbox {sandbox.id} cannot start, {reason}: {message}. "
+                f"{_next_step(reason, sandbox)}",
+                reason=reason,
+            )
+        if latest.ended:
+            raise LaunchFailed(
+                f"sandbox {sandbox.id}: pod {pod.name} ended while starting "
+                f"({'; '.join(filter(None, (latest.ended_reason or latest.phase, latest.last_exit)))})",
+                reason="Ended",
+            )
+        return latest
 
     async def suspend(self, ref: str, *, progress: Progress = _silent) -> Status:
         """End the pod and keep record and home; returns when the pod is gone.

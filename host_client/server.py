@@ -26,7 +26,7 @@ from pydantic import Field
 
 from host_client import __version__
 from host_client.config import Settings
-from host_client.errors import PodpipeError, StillStarting, root_cause
+from host_client.errors import PodpipeError, root_cause
 from host_client.host import Host
 from host_client.launcher import Progress, Status
 
@@ -214,11 +214,6 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
                 memory_limit=memory_limit,
                 progress=progress,
             )
-            if status.phase == "running":
-                try:
-                    await host.sessions.open(status.sandbox.id, progress=progress)
-                except StillStarting as waiting:
-                    status = Status(status.sandbox, "starting", status.pod, waiting.detail)
             facts = status.to_json() | {"warnings": host.launcher.warnings}
             text = _sandbox_text(facts)
             if status.phase == "starting":

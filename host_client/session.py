@@ -23,7 +23,7 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from host_client import __version__
-from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, StillStarting, root_cause
+from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, root_cause
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, utc_now
 from host_client.sandbox import PodView, Sandbox
@@ -45,7 +45,6 @@ ANSWER_SECONDS = CALL_LIMIT_SECONDS + 10.0
 """The daemon answers every call within CALL_LIMIT_SECONDS; longer means that the pipe is frozen."""
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
-RETRY_SECONDS = 0.2
 ATTEMPTS = 3
 """Pipes in a row that may break under a call that can be sent again, before it is given up."""
 
@@ -229,22 +228,51 @@ class SandboxSession:
         await self._released.wait()
 
 
-class Sessions:
-    """The sessions of one process: at most one per sandbox, each owned by a task of its own.
+class Pipes:
+    """The live sessions of one process: at most one per sandbox, each owned by a task of its own.
 
     Args:
-        launcher: starts what a session needs.
-        kubectl: makes the pipe.
+        kubectl: makes the pipes.
         tasks: where the owning tasks live; whoever has it calls `aclose` before leaving it.
     """
 
-    def __init__(self, launcher: Launcher, kubectl: Kubectl, tasks: anyio.abc.TaskGroup) -> None:
-        self._launcher = launcher
+    def __init__(self, kubectl: Kubectl, tasks: anyio.abc.TaskGroup) -> None:
         self._kubectl = kubectl
         self._tasks = tasks
         self._sessions: dict[str, SandboxSession] = {}
-        self._ids: dict[str, str] = {}
-        self._locks: dict[str, anyio.Lock] = {}
+
+    def get(self, sandbox_id: str) -> SandboxSession | None:
+        """The session of a sandbox if calls may be sent on it."""
+        session = self._sessions.get(sandbox_id)
+        return session if session and session.alive else None
+
+    async def connect(self, sandbox: Sandbox, pod: PodView) -> None:
+        """Open a pipe into this very pod, unless there is one.
+
+        Raises:
+            SessionLost: there was no hello; nothing has run.
+            PodpipeError: the pod speaks another contract version.
+        """
+        known = self._sessions.get(sandbox.id)
+        if known and known.connected and known.pod.uid == pod.uid:
+            known.sandbox = sandbox  # extended by another host, say
+            return
+        session = SandboxSession(sandbox, pod)
+
+        async def own(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            await session.own(self._kubectl, task_status=task_status)
+
+        try:
+            await self._tasks.start(own)
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from None
+        self._sessions[sandbox.id] = session
+
+    async def forget(self, sandbox_id: str) -> None:
+        """Close the pipe into a sandbox, if there is one."""
+        if session := self._sessions.pop(sandbox_id, None):
+            with anyio.move_on_after(CLOSE_SECONDS):
+                await session.aclose()
 
     async def aclose(self) -> None:
         """Close all pipes, at once and within `CLOSE_SECONDS`."""
@@ -253,10 +281,24 @@ class Sessions:
                 for session in self._sessions.values():
                     closing.start_soon(session.aclose)
 
+
+class Sessions:
+    """Calls on sandboxes by id or name, over pipes that are opened when they are needed.
+
+    Args:
+        launcher: starts what a call needs, and connects it.
+        pipes: where the connected ones are.
+    """
+
+    def __init__(self, launcher: Launcher, pipes: Pipes) -> None:
+        self._launcher = launcher
+        self._pipes = pipes
+        self._ids: dict[str, str] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+
     def existing(self, ref: str) -> SandboxSession | None:
         """The live session of a sandbox, if there is one."""
-        session = self._sessions.get(self._ids.get(ref, ref))
-        return session if session and session.alive else None
+        return self._pipes.get(self._ids.get(ref, ref))
 
     async def open(
         self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress | None = None
@@ -269,52 +311,21 @@ class Sessions:
             progress: told what is being waited for.
 
         Raises:
-            PodpipeError: as `Launcher.running`; SessionLost where no hello came within `wait`.
+            PodpipeError: as `Launcher.running`.
         """
         if session := self.existing(ref):
             return session
-        deadline = anyio.current_time() + wait
         # Callers of one sandbox wait for one attempt; no other sandbox waits for it.
         async with self._locks.setdefault(ref, anyio.Lock()):
-            while True:
-                if session := self.existing(ref):
-                    return session
-                sandbox, pod = await self._launcher.running(
-                    ref,
-                    wait=max(0.0, deadline - anyio.current_time()),
-                    **({"progress": progress} if progress else {}),
-                )
-                self._ids[ref] = sandbox.id
-                known = self._sessions.get(sandbox.id)
-                if known and known.connected and known.pod.uid == pod.uid:
-                    known.sandbox = sandbox  # extended by another host, say
-                    return known
-                if progress:
-                    progress("connecting")
-                session = SandboxSession(sandbox, pod)
-                try:
-                    await self._start(session)
-                except SessionLost as error:
-                    log.info("%s", error)
-                    if anyio.current_time() >= deadline:
-                        raise StillStarting(
-                            f"sandbox {sandbox.id} runs but does not answer yet ({error}). "
-                            "Call again to go on waiting",
-                            detail="its daemon does not answer yet",
-                        ) from error
-                    await anyio.sleep(RETRY_SECONDS)
-                else:
-                    self._sessions[sandbox.id] = session
-                    return session
-
-    async def _start(self, session: SandboxSession) -> None:
-        async def own(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            await session.own(self._kubectl, task_status=task_status)
-
-        try:
-            await self._tasks.start(own)
-        except BaseExceptionGroup as group:
-            raise root_cause(group) from None
+            if session := self.existing(ref):
+                return session
+            sandbox, pod = await self._launcher.running(
+                ref, wait=wait, **({"progress": progress} if progress else {})
+            )
+            self._ids[ref] = sandbox.id
+            if session := self.existing(ref):
+                return session
+        raise SessionLost(f"the pipe into pod {pod.name} broke as soon as it was open", sent=False)
 
     async def call(
         self,
@@ -342,8 +353,8 @@ class Sessions:
             PodpipeError: as `open`.
         """
         for _ in range(ATTEMPTS):
-            session = await self.open(ref)
             try:
+                session = await self.open(ref)
                 return await session.request(tool, arguments, on_progress)
             except SessionLost as lost:
                 if lost.sent and not reads_only:
@@ -357,10 +368,7 @@ class Sessions:
 
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
-        session = self._sessions.pop(self._ids.get(ref, ref), None)
-        if session:
-            with anyio.move_on_after(CLOSE_SECONDS):
-                await session.aclose()
+        await self._pipes.forget(self._ids.get(ref, ref))
 
 
 class _Watched:

@@ -283,11 +283,11 @@ def test_a_home_that_belongs_to_another_true_id(clean: Cluster, user: str) -> No
     clean.kubectl("delete", "persistentvolumeclaim", f"user-{user}-pvc")
 
 
-def test_the_stub_is_not_what_ran(cluster: Cluster) -> None:
+def test_the_stub_is_not_what_ran(cluster: Cluster, tmp_path: Path) -> None:
     """These tests are worth something only against a real API server."""
     version = subprocess.run(
         [cluster.environment["PODPIPE_KUBECTL"], "version", "-o", "json"],
-        env={"KUBECONFIG": cluster.environment["KUBECONFIG"], "HOME": "/nonexistent"},
+        env={"KUBECONFIG": cluster.environment["KUBECONFIG"], "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,

