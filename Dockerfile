@@ -68,12 +68,10 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_conf \
     find / -xdev -type f -perm /6000 -exec chmod ug-s {} +; \
     apt-get clean; \
     rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/debconf/*-old /tmp/*
-# What a user installs goes to the home: it is the only place that can be written and that lasts.
-ENV PATH=/opt/podpipe/bin:/home/sandbox/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    PIP_BREAK_SYSTEM_PACKAGES=1 \
-    UV_CACHE_DIR=/home/sandbox/.cache/uv \
-    npm_config_cache=/home/sandbox/.cache/npm \
-    npm_config_prefix=/home/sandbox/.local
+# What a user installs goes to the home: it is the only place that can be written and that lasts. In
+# files and not in ENV, because a command's environment is the daemon's short list.
+RUN printf '[global]\nbreak-system-packages = true\n' > /etc/pip.conf; \
+    printf 'prefix=${HOME}/.local\ncache=${HOME}/.cache/npm\nupdate-notifier=false\n' > /etc/npmrc
 COPY --from=app /app /app
 USER 1000:1000
 
