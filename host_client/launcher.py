@@ -32,6 +32,7 @@ from host_client.sandbox import (
     Phase,
     PodView,
     Sandbox,
+    SandboxSpec,
     current_pod,
     draft_sandbox,
     phase,
@@ -78,6 +79,9 @@ class Backend(Protocol):
 
     async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
         """Tell a running pod its new expiry."""
+
+    async def refuse_oversized(self, spec: SandboxSpec) -> None:
+        """UsageError where no node is as large as the limits."""
 
     async def home(self) -> Mapping[str, Any] | None:
         """The user's home, None if it was never made, or NameTaken."""
@@ -205,6 +209,7 @@ class Launcher:
             self._settings, self._now(), name, ttl_minutes, cpu_limit, memory_limit
         )
         progress("asking the cluster")
+        deadline = anyio.current_time() + START_WAIT_SECONDS
         claimed: list[Sandbox] = []
         homes: list[Mapping[str, Any] | None] = []
 
@@ -218,9 +223,11 @@ class Launcher:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(claim)
                 tasks.start_soon(find_home)
+                if cpu_limit or memory_limit:  # the defaults are fine on a laptop that has less
+                    tasks.start_soon(self._backend.refuse_oversized, draft.spec)
             (sandbox,), (home,) = claimed, homes
             pod = await self._backend.start(sandbox, home)
-            pod = await self._answering(sandbox, pod, START_WAIT_SECONDS, progress)
+            pod = await self._answering(sandbox, pod, deadline - anyio.current_time(), progress)
         except StillStarting as waiting:
             return Status(claimed[0], "starting", None, waiting.detail)
         except BaseException as error:

@@ -29,9 +29,12 @@ from host_client.config import Settings
 from host_client.errors import PodpipeError, root_cause
 from host_client.host import Host
 from host_client.launcher import Progress, Status
+from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
 
+WAIT = "wait_seconds"
+"""The argument by which a tool of the daemon is told how long its call may wait."""
 PROGRESS_SECONDS = 1.0
 """How often a waiting client is told what is being waited for."""
 
@@ -98,8 +101,18 @@ class _PodTool(Tool):
         ref = rest.pop("sandbox_id", None)
         if not isinstance(ref, str) or not ref:
             raise ToolError(f"{self.name} needs sandbox_id, which create_sandbox gives")
-        reads_only = bool(self.annotations and self.annotations.read_only_hint)
-        return await self.forward(context, ref, self.name, rest, reads_only)
+        return await self.forward(context, ref, self, rest)
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether the call may be made again if its answer was lost."""
+        return bool(self.annotations and self.annotations.read_only_hint)
+
+    @property
+    def waits(self) -> float:
+        """Seconds that a call waits unless its arguments say otherwise; 0 for most tools."""
+        default = self.parameters["properties"].get(WAIT, {}).get("default", 0)
+        return float(default)
 
 
 def _answer(text: str, facts: dict[str, Any]) -> CallToolResult:
@@ -155,15 +168,26 @@ def build_server(host: Host) -> MCPServer[Any]:
     """
 
     async def forward(
-        context: Context[Any, Any], ref: str, tool: str, arguments: dict[str, Any], reads_only: bool
+        context: Context[Any, Any], ref: str, tool: _PodTool, arguments: dict[str, Any]
     ) -> CallToolResult:
         async with _refusals():
+            began = anyio.current_time()
+            await host.sessions.open(ref)
+            # A sandbox that had to be started has used up some of the client's patience.
+            left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
+            asked = arguments.get(WAIT, tool.waits)
+            if isinstance(asked, int | float) and asked > left:
+                arguments = arguments | {WAIT: left}
             try:
                 result = await host.sessions.call(
-                    ref, tool, arguments, reads_only=reads_only, on_progress=context.report_progress
+                    ref,
+                    tool.name,
+                    arguments,
+                    reads_only=tool.reads_only,
+                    on_progress=context.report_progress,
                 )
             except MCPError as error:
-                raise PodpipeError(f"{tool} failed in the sandbox: {error}") from error
+                raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
         return CallToolResult.model_validate(result)
 
     settings = host.settings

@@ -1,7 +1,7 @@
 """The agent-sandbox example's three tools, with its names, arguments and results.
 
-They run in two places: as the stdio server that the example starts in the pod (`main`), and beside
-the daemon's own tools. Blobs are plain files of one folder, and no name leads out of it.
+They run in two places: as the stdio server that the example starts in the pod (`mcp_server`), and
+beside the daemon's own tools. Blobs are plain files of one folder, and no name leads out of it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
-from in_pod_server import contract
 from in_pod_server.errors import ArgumentError
 from in_pod_server.files import Home
 from in_pod_server.text import name_to_bytes
 
-ENV_WORKSPACE: Final = "MCP_WORKSPACE"
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
 
@@ -97,15 +94,3 @@ def _plain(name: str) -> str:
 def _as_example(**data: Any) -> CallToolResult:
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=data)
-
-
-def main() -> None:
-    """Serve the three tools over stdio, as the example does."""
-    from in_pod_server.server import SandboxServer
-
-    workspace = Path(os.environ.get(ENV_WORKSPACE) or contract.WORKSPACE)
-    workspace.mkdir(parents=True, exist_ok=True)
-    with Home([workspace]) as home:
-        server = SandboxServer("mcp-sandbox")
-        add_blob_tools(server, home)
-        server.run("stdio")

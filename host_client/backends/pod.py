@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from host_client import manifest
-from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
+from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings, quantity
 from host_client.errors import (
     AlreadyExists,
     Conflict,
@@ -27,10 +27,11 @@ from host_client.errors import (
     NotFound,
     PodpipeError,
     SandboxNotFound,
+    UsageError,
 )
 from host_client.identity import home_claim
 from host_client.kubectl import Kubectl, Object
-from host_client.sandbox import PodView, Sandbox, timestamp
+from host_client.sandbox import PodView, Sandbox, SandboxSpec, timestamp
 from in_pod_server import contract as c
 
 log = logging.getLogger(__name__)
@@ -205,6 +206,28 @@ class PodBackend:
                 reason="Terminating",
             )
         return claim
+
+    async def refuse_oversized(self, spec: SandboxSpec) -> None:
+        """Refuse limits that no node of the cluster has; where nodes may not be read, let it be.
+
+        The scheduler looks at requests only, so a limit beyond every node would be promised and
+        never kept.
+
+        Raises:
+            UsageError: the message names the largest node.
+        """
+        try:
+            nodes = (await self._kubectl.json("get", "nodes", "-o", "json")).get("items", [])
+        except Forbidden:
+            return
+        for resource, limit in (("cpu", spec.cpu_limit), ("memory", spec.memory_limit)):
+            sizes = [str(node["status"]["allocatable"][resource]) for node in nodes]
+            largest = max(sizes, key=lambda size: quantity(size, resource), default=None)
+            if largest and quantity(limit, resource) > quantity(largest, resource):
+                raise UsageError(
+                    f"{resource}_limit={limit} is more than any node of the cluster has (the "
+                    f"largest has {largest}); ask for less, or add a node"
+                )
 
     async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
         """Apply the pod of the record's present incarnation, and the home if there is none yet.

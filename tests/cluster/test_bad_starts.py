@@ -194,9 +194,15 @@ def _pause_image(cluster: Cluster) -> str:
     return next(name for name in names if "pause" in name)
 
 
-def test_more_cpu_than_any_node_has(clean: Cluster) -> None:
+def test_a_limit_beyond_every_node(clean: Cluster) -> None:
+    refused(clean, 2, "cpu_limit=512", "more than any node of the cluster has", "ask for less",
+            argv=("--cpu", "512"))  # fmt: skip
+    refused(clean, 2, "memory_limit=9Ti", "the largest has", argv=("--memory", "9Ti"))
+
+
+def test_a_request_beyond_every_node(clean: Cluster) -> None:
     refused(clean, 1, "Unschedulable", "Insufficient cpu", "cpu 512",
-            argv=("--cpu", "512"), CPU_REQUEST="512")  # fmt: skip
+            CPU_REQUEST="512", DEFAULT_CPU_LIMIT="512")  # fmt: skip
 
 
 def test_a_quota_that_is_used_up(clean: Cluster) -> None:

@@ -441,3 +441,24 @@ async def test_the_storage_class_falls_back_with_a_warning(stub: StubCluster) ->
     claim = stub.objects["PersistentVolumeClaim/user-alice-pvc"]
     assert "storageClassName" not in claim["spec"]
     assert any("DEFAULT_STORAGE_CLASS" in warning for warning in one.warnings)
+
+
+async def test_a_limit_beyond_every_node_is_refused_and_leaves_nothing(stub: StubCluster) -> None:
+    for name, cpu, memory in (("small", "1900m", "3Gi"), ("large", "4", "16Gi")):
+        allocatable = {"cpu": cpu, "memory": memory}
+        stub.add(
+            {"kind": "Node", "metadata": {"name": name}, "status": {"allocatable": allocatable}}
+        )
+    before = stub.objects
+    one = launcher(stub)
+    with pytest.raises(UsageError, match=r"cpu_limit=512 is more than any node .* largest has 4"):
+        await one.create(cpu_limit="512")
+    with pytest.raises(UsageError, match=r"memory_limit=17Gi .* largest has 16Gi"):
+        await one.create(memory_limit="17Gi")
+    assert stub.objects == before
+    assert (await one.create(cpu_limit="4", memory_limit="16Gi")).phase == "running"
+
+
+async def test_limits_are_let_be_where_nodes_may_not_be_read(stub: StubCluster) -> None:
+    stub.faults(nodes={"stderr": "Error from server (Forbidden): nodes is forbidden"})
+    assert (await launcher(stub).create(cpu_limit="512")).phase == "running"

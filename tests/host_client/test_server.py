@@ -295,3 +295,29 @@ async def test_the_toolsets_are_what_the_setting_says() -> None:
     assert names("blobs") == ["list_blobs", "write_random_blob", "read_blob"]
     assert names("default")[: len(LIFECYCLE)] == LIFECYCLE
     assert set(names("default", "blobs")) == set(names("default")) | set(names("blobs"))
+
+
+async def test_a_call_that_had_to_wait_for_its_sandbox_answers_within_the_limit(
+    stub: StubCluster, monkeypatch: Any
+) -> None:
+    """The client's patience is one for both: 10 s of starting leave the command 2 of 12."""
+    monkeypatch.setattr("host_client.server.CALL_LIMIT_SECONDS", 12.0)
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host, Client(build_server(host)) as client:
+            made = await client.call_tool("create_sandbox", {"name": "work"})
+            assert made.structured_content
+            opened = host.sessions.open
+
+            async def slow(ref: str, **options: Any) -> Any:
+                monkeypatch.setattr(anyio, "current_time", lambda: clock() + 10)
+                return await opened(ref, **options)
+
+            clock = anyio.current_time
+            monkeypatch.setattr(host.sessions, "open", slow)
+            ran = await client.call_tool(
+                "run_command", {"sandbox_id": "work", "command": "echo before; sleep 30"}
+            )
+    assert ran.structured_content
+    assert ran.structured_content["state"] == "running"
+    assert ran.structured_content["stdout"] == "before\n"
+    assert ran.structured_content["duration_seconds"] < 8

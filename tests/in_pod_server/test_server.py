@@ -229,7 +229,7 @@ async def test_the_example_s_tools_run_as_a_stdio_server(tmp_path: Path) -> None
     workspace = tmp_path / "workspace"
     parameters = StdioServerParameters(
         command=sys.executable,
-        args=["-u", "-c", "from in_pod_server.blobs import main; main()"],
+        args=["-u", "-m", "in_pod_server.mcp_server"],
         cwd=ROOT,
         env={**os.environ, "MCP_WORKSPACE": str(workspace)},
     )
