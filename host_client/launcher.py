@@ -98,8 +98,8 @@ class Backend(Protocol):
     async def delete_home(self, uid: str) -> bool:
         """Delete the home that has this uid."""
 
-    async def pods_left(self, sandbox: Sandbox) -> list[str]:
-        """Names of its pods that still exist."""
+    async def pods_left(self, sandbox: Sandbox) -> list[PodView]:
+        """Its pods that still exist."""
 
     async def last_words(self, pod: PodView) -> str:
         """The end of a crashed container's log."""
@@ -515,11 +515,18 @@ class Launcher:
         return sandbox
 
     async def _gone(self, sandbox: Sandbox) -> None:
+        """Wait until no pod of the sandbox runs or could still write to its home.
+
+        One that is being deleted and never ran is not waited for: the kubelet may keep it until an
+        image is pulled that nobody wants any more.
+        """
         deadline = anyio.current_time() + STOP_WAIT_SECONDS
-        while left := await self._backend.pods_left(sandbox):
+        while left := [
+            pod for pod in await self._backend.pods_left(sandbox) if pod.has_run or not pod.deleting
+        ]:
             if anyio.current_time() >= deadline:
                 raise StillStarting(
-                    f"pod {', '.join(left)} of sandbox {sandbox.id} is still ending after "
+                    f"pod {', '.join(pod.name for pod in left)} of sandbox {sandbox.id} is still ending after "
                     f"{STOP_WAIT_SECONDS:.0f} s; its node may not answer",
                     detail="its pod is still ending",
                 )

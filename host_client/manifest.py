@@ -32,13 +32,23 @@ def yaml_scalar(value: object) -> str:
         yaml.YAMLError: a type that YAML has no plain form for.
         UnicodeEncodeError: a lone surrogate, which no API object can hold.
     """
-    if isinstance(value, str):
-        value.encode()
-    dumped: str = yaml.safe_dump(
-        value, default_style='"' if isinstance(value, str) else None, default_flow_style=True,
-        allow_unicode=False, width=1_000_000, sort_keys=False,
+    dumped: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, allow_unicode=False,
+        width=1_000_000, sort_keys=False,
     )  # fmt: skip
     return dumped.removesuffix("\n").removesuffix("\n...")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every string double-quoted, also within lists and maps: the one style of one line."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    text.encode()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+_Dumper.add_representer(str, _quoted)
 
 
 @cache

@@ -250,6 +250,11 @@ class PodView:
         """Whether it will never run again."""
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def has_run(self) -> bool:
+        """Whether its container was ever started."""
+        return self.container_running or self.last_exit is not None or self.phase != "Pending"
+
     @classmethod
     def from_object(cls, pod: Object) -> Self:
         """Parse a Pod as the API gives it."""

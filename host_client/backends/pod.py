@@ -280,13 +280,13 @@ class PodBackend:
         """Delete the record, and with it all that it owns; returns before the pod is gone."""
         await self._kubectl.delete(_CONFIGMAPS, sandbox.object_name, uid=sandbox.uid)
 
-    async def pods_left(self, sandbox: Sandbox) -> list[str]:
-        """Names of the sandbox's pods that still exist, its record gone or not."""
+    async def pods_left(self, sandbox: Sandbox) -> list[PodView]:
+        """The sandbox's pods that still exist, its record gone or not."""
         items = await self._kubectl.select(
             _PODS, f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_SANDBOX}={sandbox.id}"
         )
         return [
-            item["metadata"]["name"]
+            PodView.from_object(item)
             for item in items
             if any(o["uid"] == sandbox.uid for o in item["metadata"].get("ownerReferences", []))
         ]

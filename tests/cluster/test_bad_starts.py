@@ -8,13 +8,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from host_client.errors import StillStarting
+from host_client.host import Host
 from host_client.identity import named_sandbox_id
 from host_client.sandbox import object_name
 from in_pod_server import contract as c
+from in_pod_server.contract import CALL_LIMIT_SECONDS
 from tests.cluster.conftest import Cluster
 
 LIMIT_SECONDS = 20
@@ -90,9 +94,11 @@ def test_an_api_server_that_refuses_connections(clean: Cluster, tmp_path: Path) 
             KUBECONFIG=config, PODPIPE_CONTEXT="x")  # fmt: skip
 
 
-def test_an_api_server_that_never_answers(clean: Cluster, tmp_path: Path) -> None:
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """A port on loopback that takes connections and never says a word."""
+    held: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        held: list[socket.socket] = []
 
         def accept() -> None:
             while True:
@@ -101,12 +107,45 @@ def test_an_api_server_that_never_answers(clean: Cluster, tmp_path: Path) -> Non
                 except OSError:
                     return
 
-        threading.Thread(target=accept, daemon=True).start()
-        config = kubeconfig(tmp_path, f"https://127.0.0.1:{silent.getsockname()[1]}")
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield silent.getsockname()[1]
+        finally:
+            silent.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in held:
+                connection.close()
+
+
+def test_an_api_server_that_never_answers(clean: Cluster, tmp_path: Path) -> None:
+    with silent_server() as port:
+        config = kubeconfig(tmp_path, f"https://127.0.0.1:{port}")
         refused(clean, 4, "API server https://127.0.0.1", KUBECONFIG=config, PODPIPE_CONTEXT="x")
-        silent.shutdown(socket.SHUT_RDWR)
-        for connection in held:
-            connection.close()
+
+
+async def test_an_image_that_is_still_being_pulled_is_said_and_waited_for(clean: Cluster) -> None:
+    """create answers before any client gives up; the next call goes on waiting."""
+    if not _is_node(clean):
+        pytest.fail("a registry on loopback is one only for a node on this machine")
+    with silent_server() as port:
+        settings = clean.settings(SANDBOX_IMAGE=f"127.0.0.1:{port}/slow:1")
+        async with Host(settings) as host:
+            start = time.monotonic()
+            made = await host.launcher.create(name="slow")
+            assert time.monotonic() - start < CALL_LIMIT_SECONDS
+            assert (made.phase, made.detail) == (
+                "starting",
+                "mounting the home and pulling the image",
+            )
+            with pytest.raises(StillStarting, match="Call again to go on waiting"):
+                await host.sessions.open("slow", wait=1)
+            assert (await host.launcher.status("slow")).phase == "starting"
+            await host.launcher.destroy("slow")
+            await host.launcher.purge_home()
+    # The kubelet lets go of the pod when its pull has ended, and of the home then.
+    clean.kubectl("wait", "--for=delete", f"pod/{made.sandbox.pod_name}", "--timeout=60s")
+    clean.kubectl("wait", "--for=delete", "pvc", "--all", "--timeout=60s")
 
 
 @pytest.mark.parametrize(

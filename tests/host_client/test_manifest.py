@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from host_client import manifest
@@ -29,6 +29,9 @@ UNPRINTABLE = st.text(st.characters(exclude_categories=["Cs"]))
         lambda inner: st.lists(inner) | st.dictionaries(UNPRINTABLE, inner),
     )
 )
+@example({"\n": None})
+@example(["a\nb", {"key": "\n\n"}])
+@example({"k" * 200: "\x85"})
 def test_the_finalizer_round_trips_every_value(value: Any) -> None:
     text = manifest.yaml_scalar(value)
     assert yaml.safe_load(f"key: {text}\nnext: 1\n") == {"key": value, "next": 1}
