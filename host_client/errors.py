@@ -14,7 +14,9 @@
     ├── NameTaken                 an object with that name is not ours to touch
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
-    └── SessionLost               the pipe broke while a call was under way
+    └── SessionLost               the pipe broke; what was sent on it may have run
+        ├── PodReplaced           a call was under way in a pod that is gone
+        └── ContainerRestarted    a call was under way when its container ended
 
 Each message is for a person or a model to act on; fields are for code.
 """
@@ -148,6 +150,34 @@ class SessionLost(PodpipeError):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class PodReplaced(SessionLost):
+    """The pod of a call is gone and another runs. Files survive; processes and /tmp do not.
+
+    Args:
+        message: the whole sentence.
+        old_uid: of the pod that the call was sent to.
+        new_uid: of the pod that runs now.
+    """
+
+    def __init__(self, message: str, *, old_uid: str, new_uid: str) -> None:
+        super().__init__(message, sent=True)
+        self.old_uid = old_uid
+        self.new_uid = new_uid
+
+
+class ContainerRestarted(SessionLost):
+    """The container of a call ended and was started again. Files survive; processes do not.
+
+    Args:
+        message: the whole sentence.
+        reason: why it ended, for example "OOMKilled, exit code 137"; empty where not known.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, sent=True)
+        self.reason = reason
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -3,13 +3,14 @@
 A session is opened lazily by the first call, shared by all calls on that sandbox, and opened anew
 after it broke. A pipe is known to work by the hello (the answer to `initialize`), never by kubectl's
 exit code. Opening is tried again freely, since before the hello nothing has run; a call that was
-sent and not answered is never sent again, unless the tool only reads.
+sent and not answered is asked for again by its id, which the daemon runs at most once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,7 +24,16 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from host_client import __version__
-from host_client.errors import STDERR_TAIL, PodpipeError, SessionLost, root_cause
+from host_client.errors import (
+    STDERR_TAIL,
+    ApiUnreachable,
+    ContainerRestarted,
+    PodpipeError,
+    PodReplaced,
+    SessionLost,
+    UsageError,
+    root_cause,
+)
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, utc_now
 from host_client.sandbox import PodView, Sandbox
@@ -31,10 +41,14 @@ from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
     CONTRACT_VERSION,
     DIAL_ARGV,
+    FATE_UNKNOWN,
     HELLO,
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    META_BOOT_ID,
+    META_CALL_ID,
+    META_FATE,
 )
 
 log = logging.getLogger(__name__)
@@ -43,10 +57,16 @@ HELLO_SECONDS = 20.0
 """One attempt to connect: a daemon that starts on a busy node needs a few seconds."""
 ANSWER_SECONDS = CALL_LIMIT_SECONDS + 10.0
 """The daemon answers every call within CALL_LIMIT_SECONDS; longer means that the pipe is frozen."""
+RETRY_SECONDS = 0.1
+HEARTBEAT_SECONDS = 10.0
+"""Load balancers and proxies cut what was silent for 20 s and more."""
+HEARTBEAT_ANSWER_SECONDS = 8.0
+IDLE_SECONDS = 600.0
+"""An unused pipe is closed after this; the next call opens another in a fifth of a second."""
+RECONNECT_SECONDS = 30.0
+"""How long a call whose pipe broke is asked for again."""
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
-ATTEMPTS = 3
-"""Pipes in a row that may break under a call that can be sent again, before it is given up."""
 
 OnProgress = ProgressFnT
 
@@ -68,7 +88,12 @@ class SandboxSession:
         self._dispatcher: JSONRPCDispatcher | None = None
         self._ended = anyio.Event()
         self._close = anyio.Event()
+        self._opened = anyio.Event()
         self._released = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._failure: PodpipeError | None = None
+        self._calls = 0
+        self._last_call = 0.0
 
     @property
     def connected(self) -> bool:
@@ -82,15 +107,48 @@ class SandboxSession:
         """Whether calls may be sent: connected, and not past the expiry that it knows of."""
         return self.connected and not self.sandbox.expired(utc_now())
 
-    async def own(self, kubectl: Kubectl, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Open the pipe, report ready after the hello, and hold it until closed or broken.
+    async def own(self, kubectl: Kubectl) -> None:
+        """Open the pipe and hold it until it is closed or broken. Raises nothing.
 
-        Runs as a task of its own: the SDK's scopes have to end in the task that they began in.
+        Runs as a task of its own: the SDK's scopes have to end in the task that they began in, and
+        a broken pipe must not end the tasks beside it.
+        """
+        try:
+            with self._scope:
+                await self._hold(kubectl)
+        except (Exception, BaseExceptionGroup) as caught:
+            error = root_cause(caught)
+            if isinstance(error, PodpipeError):
+                self._failure = error
+            elif self._dispatcher is None:
+                self._failure = SessionLost(
+                    f"no answer from sandbox {self.sandbox.id} (pod {self.pod.name}): "
+                    f"{self._reason(error)}",
+                    sent=False,
+                )
+            else:
+                log.info("pipe into %s broke: %s", self.pod.name, self._reason(error))
+        finally:
+            self._ended.set()
+            self._opened.set()
+            self._released.set()
+
+    async def opened(self) -> None:
+        """Wait for the hello; a cancelled wait gives the pipe up.
 
         Raises:
-            SessionLost: there was no hello; `sent` is false.
+            SessionLost: there was none; `sent` is false.
             PodpipeError: the pod speaks another contract version.
         """
+        try:
+            await self._opened.wait()
+        except anyio.get_cancelled_exc_class():
+            self._scope.cancel()
+            raise
+        if self._failure:
+            raise self._failure
+
+    async def _hold(self, kubectl: Kubectl) -> None:
         argv = kubectl.exec_argv(self.pod.name, DIAL_ARGV)
         parameters = StdioServerParameters(
             command=argv[0],
@@ -98,39 +156,26 @@ class SandboxSession:
             env=kubectl.environment,
             encoding_error_handler="replace",
         )
-        ready = False
-        try:
-            async with (
-                self._drained_stderr() as errlog,
-                stdio_client(parameters, errlog=errlog) as (read, write),
-            ):
-                watched = _Watched(read, self._ended)
-                dispatcher: JSONRPCDispatcher = JSONRPCDispatcher(watched, write)
-                async with ClientSession(
-                    dispatcher=dispatcher,
-                    client_info=Implementation(name="podpipe", version=__version__),
-                ) as session:
-                    with anyio.fail_after(HELLO_SECONDS):
-                        hello = await session.initialize()
-                    self._check(hello.capabilities.experimental or {})
-                    self._dispatcher = dispatcher
-                    ready = True
-                    task_status.started()
+        async with (
+            self._drained_stderr() as errlog,
+            stdio_client(parameters, errlog=errlog) as (read, write),
+        ):
+            watched = _Watched(read, self._ended)
+            dispatcher: JSONRPCDispatcher = JSONRPCDispatcher(watched, write)
+            async with ClientSession(
+                dispatcher=dispatcher,
+                client_info=Implementation(name="podpipe", version=__version__),
+            ) as session:
+                with anyio.fail_after(HELLO_SECONDS):
+                    hello = await session.initialize()
+                self._check(hello.capabilities.experimental or {})
+                self._dispatcher = dispatcher
+                self._last_call = anyio.current_time()
+                self._opened.set()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._beat)
                     await _first(self._close, self._ended)
-        except Exception as caught:
-            error = root_cause(caught)
-            if isinstance(error, PodpipeError):
-                raise error from None
-            reason = self._reason(error)
-            if not ready:
-                raise SessionLost(
-                    f"no answer from sandbox {self.sandbox.id} (pod {self.pod.name}): {reason}",
-                    sent=False,
-                ) from error
-            log.info("pipe into %s broke: %s", self.pod.name, reason)
-        finally:
-            self._ended.set()
-            self._released.set()
+                    tasks.cancel_scope.cancel()
 
     def _check(self, experimental: dict[str, dict[str, Any]]) -> None:
         hello = experimental.get(HELLO, {})
@@ -183,9 +228,19 @@ class SandboxSession:
             os.close(reader)
 
     async def request(
-        self, tool: str, arguments: dict[str, Any], on_progress: OnProgress | None
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        on_progress: OnProgress | None,
+        meta: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """One tool call over the pipe.
+
+        Args:
+            tool: the daemon's tool.
+            arguments: for it.
+            on_progress: receives its progress.
+            meta: the call's name, where it may have to be asked for again.
 
         Returns:
             The raw CallToolResult as the daemon gave it.
@@ -194,32 +249,56 @@ class SandboxSession:
             SessionLost: the pipe broke or froze; `sent` says whether the call may have run.
             MCPError: the daemon answered with a protocol error.
         """
-        if self._dispatcher is None or not self.alive:
-            raise SessionLost(f"the pipe into {self.pod.name} is closed", sent=False)
-        params = {"name": tool, "arguments": arguments}
+        params: dict[str, Any] = {"name": tool, "arguments": arguments}
+        if meta:
+            params["_meta"] = meta
         options: CallOptions = {"timeout": ANSWER_SECONDS}
         if on_progress:
             options["on_progress"] = on_progress
+        self._calls += 1
         try:
-            return await self._dispatcher.send_raw_request("tools/call", params, options)
+            return await self._ask("tools/call", params, options)
+        finally:
+            self._calls -= 1
+            self._last_call = anyio.current_time()
+
+    async def _ask(
+        self, method: str, params: dict[str, Any] | None, options: CallOptions
+    ) -> dict[str, Any]:
+        if self._dispatcher is None or not self.connected:
+            raise SessionLost(f"the pipe into pod {self.pod.name} is closed", sent=False)
+        try:
+            return await self._dispatcher.send_raw_request(method, params, options)
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
                 raise SessionLost(f"the pipe into pod {self.pod.name} broke", sent=True) from error
             if error.error.code == REQUEST_TIMEOUT:
-                self._close.set()
+                self._ended.set()
                 raise SessionLost(
-                    f"pod {self.pod.name} did not answer {tool} within {ANSWER_SECONDS:.0f} s",
-                    sent=True,
+                    f"pod {self.pod.name} did not answer within {options['timeout']:g} s", sent=True
                 ) from error
             raise
 
+    async def _beat(self) -> None:
+        """Send something in both directions before anything on the way calls the pipe idle.
+
+        Ends when the pipe turns out to be frozen, or has not been used for long.
+        """
+        while True:
+            await anyio.sleep(HEARTBEAT_SECONDS)
+            idle = anyio.current_time() - self._last_call
+            if not self._calls and idle > IDLE_SECONDS:
+                self._close.set()
+                return
+            try:
+                await self._ask("ping", None, {"timeout": HEARTBEAT_ANSWER_SECONDS})
+            except SessionLost as lost:
+                log.info("%s", lost)
+                return
+
     async def list_tools(self) -> list[str]:
         """Names of the tools that the daemon offers."""
-        if self._dispatcher is None or not self.alive:
-            raise SessionLost(f"the pipe into {self.pod.name} is closed", sent=False)
-        listed = await self._dispatcher.send_raw_request(
-            "tools/list", None, {"timeout": HELLO_SECONDS}
-        )
+        listed = await self._ask("tools/list", None, {"timeout": HELLO_SECONDS})
         return [tool["name"] for tool in listed["tools"]]
 
     async def aclose(self) -> None:
@@ -259,13 +338,8 @@ class Pipes:
             return
         session = SandboxSession(sandbox, pod)
 
-        async def own(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            await session.own(self._kubectl, task_status=task_status)
-
-        try:
-            await self._tasks.start(own)
-        except BaseExceptionGroup as group:
-            raise root_cause(group) from None
+        self._tasks.start_soon(session.own, self._kubectl)
+        await session.opened()
         self._sessions[sandbox.id] = session
 
     async def forget(self, sandbox_id: str) -> None:
@@ -348,23 +422,71 @@ class Sessions:
         Returns:
             The raw CallToolResult.
 
+        A call whose pipe breaks is asked for again by its id: the daemon runs it once, and gives
+        its result to whoever asks. What only reads is simply read again.
+
         Raises:
-            SessionLost: the pipe broke after the call was sent: it may have run.
-            PodpipeError: as `open`.
+            SessionLost: the answer cannot be had any more: the call may have run.
+            PodpipeError: as `open`; nothing was sent then.
         """
-        for _ in range(ATTEMPTS):
+        call_id = secrets.token_hex(16)
+        first: SandboxSession | None = None
+        give_up = 0.0
+        pause = 0.0
+        while True:
+            await anyio.sleep(pause)
+            pause = RETRY_SECONDS
             try:
                 session = await self.open(ref)
-                return await session.request(tool, arguments, on_progress)
+                if first and first.pod.uid != session.pod.uid and not reads_only:
+                    raise PodReplaced(
+                        f"pod {first.pod.name} ({first.pod.uid}) was deleted or ended while {tool} "
+                        f"ran in it, and {session.pod.name} ({session.pod.uid}) took its place: "
+                        "the call may have run in part. Files in the home survive; processes and "
+                        "scratch files do not. Check before you call it again",
+                        old_uid=first.pod.uid,
+                        new_uid=session.pod.uid,
+                    )
+                boot_id = first.boot_id if first else session.boot_id
+                name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
+                result = await session.request(
+                    tool, arguments, on_progress, None if reads_only else name
+                )
+            except PodReplaced:
+                raise
             except SessionLost as lost:
-                if lost.sent and not reads_only:
-                    raise SessionLost(
-                        f"{lost}; {tool} was sent and not answered: it may have run. Check its "
-                        "effects before you call it again (files survive; list_processes shows "
-                        "what is running)",
-                        sent=True,
-                    ) from lost
-        raise SessionLost(f"the pipe broke {ATTEMPTS} times during {tool}", sent=True)
+                log.info("%s: %s", tool, lost)
+                if lost.sent and first is None:
+                    first = session
+                    give_up = anyio.current_time() + RECONNECT_SECONDS
+                if first and anyio.current_time() > give_up:
+                    raise _unknown(tool, str(lost)) from lost
+            except PodpipeError as error:
+                if first is None or isinstance(error, UsageError):
+                    raise
+                if not isinstance(error, ApiUnreachable) or anyio.current_time() > give_up:
+                    raise _unknown(tool, str(error)) from error
+            else:
+                if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
+                    raise await self._restarted(session, tool, result)
+                return result
+
+    async def _restarted(
+        self, session: SandboxSession, tool: str, result: dict[str, Any]
+    ) -> ContainerRestarted:
+        """What to say of a call that an earlier start of the daemon had begun."""
+        reason = ""
+        with anyio.move_on_after(RETRY_SECONDS * 10):
+            status = await self._launcher.status(session.sandbox.id)
+            reason = (status.pod.last_exit if status.pod else "") or ""
+        said = "\n".join(block.get("text", "") for block in result.get("content", []))
+        ended = f" ({reason})" if reason else ""
+        return ContainerRestarted(
+            f"the container of sandbox {session.sandbox.id} ended{ended} while {tool} ran: {said}. "
+            "It may have run in part. Files in the home survive; processes do not. Check before "
+            "you call it again",
+            reason=reason,
+        )
 
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
@@ -402,6 +524,14 @@ class _Watched:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def _unknown(tool: str, why: str) -> SessionLost:
+    return SessionLost(
+        f"{tool} was sent and its answer is lost ({why}): it may have run. Check its effects before "
+        "you call it again (files survive; list_processes shows what is running)",
+        sent=True,
+    )
 
 
 async def _first(*events: anyio.Event) -> None:

@@ -69,6 +69,15 @@ HELLO_POD_UID: Final = "pod_uid"
 # --- environment of the container, set by the manifest and read once by the daemon ---------------
 ENV_MAX_FILE_BYTES: Final = "PODPIPE_MAX_FILE_BYTES"
 
+# --- calls: `_meta` of tools/call and of its result ------------------------------------------------
+META_CALL_ID: Final = "podpipe/call-id"
+"""Names a call for good: the daemon runs it once, however often it is asked."""
+META_BOOT_ID: Final = "podpipe/boot-id"
+"""The boot id of the daemon that the call was first sent to."""
+META_FATE: Final = "podpipe/fate"
+"""On a result that stands for a lost one: FATE_UNKNOWN."""
+FATE_UNKNOWN: Final = "unknown"
+
 # --- limits ------------------------------------------------------------------------------------
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """No message on the pipe is longer; the SDK's reader is quadratic in a message's length."""

@@ -31,6 +31,7 @@ BACKLOG: Final = 128
 FLUSH_SECONDS: Final = 1.5
 """How long connections may take to write their last replies when the daemon ends."""
 MAX_SOCKET_PATH: Final = 107
+JOURNAL: Final = "calls.journal"
 _PR_SET_DUMPABLE: Final = 4
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.connection import Connection
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
+    from in_pod_server.ledger import Ledger
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
 
@@ -169,7 +171,11 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     )
     experimental = {contract.HELLO: hello(paths.podinfo)}
     names = [paths.home, paths.workspace]
-    with Home(names) as home, Home([paths.workspace]) as workspace:
+    with (
+        contextlib.ExitStack() as stack,
+        Home(names) as home,
+        Home([paths.workspace]) as workspace,
+    ):
         async with ProcessTable(launcher, log_dir=paths.log_dir) as processes:
             server = build_server(
                 processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
@@ -189,7 +195,12 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                     open_now.discard(connection)
 
             open_now: set[Connection] = set()
-            async with anyio.create_task_group() as connections:
+            async with (
+                anyio.create_task_group() as calls,
+                anyio.create_task_group() as connections,
+            ):
+                boot_id = str(experimental[contract.HELLO][contract.HELLO_BOOT_ID])
+                server.ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
                 accepting = await asyncio.start_unix_server(
                     lambda r, w: connections.start_soon(handle, r, w), sock=listener
                 )
@@ -202,3 +213,4 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                     for connection in list(open_now):
                         await connection.answered()
                 connections.cancel_scope.cancel()
+                calls.cancel_scope.cancel()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from in_pod_server import __version__, contract
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mcp.server.mcpserver import Context
-    from mcp.types import CallToolResult, InputRequiredResult
+    from mcp.types import InputRequiredResult
+
+    from in_pod_server.ledger import Ledger
 
 TOOLSET_DEFAULT: Final = "default"
 TOOLSET_BLOBS: Final = "blobs"
@@ -46,13 +49,47 @@ class SandboxServer(MCPServer[Any]):
         described = {"description": inspect.cleandoc(fn.__doc__ or "")}
         super().add_tool(fn, *args, **{**options, **described})
 
+    ledger: Ledger | None = None
+    """Where calls that their client named are kept; None where nobody can ask again."""
+
     async def call_tool(
         self,
         name: str,
         arguments: dict[str, Any],
         context: Context[Any, Any] | None = None,
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool; every failure is a `ToolError` with text meant for the caller."""
+        """Call a tool; every failure is a `ToolError` with text meant for the caller.
+
+        A call that its client named runs at most once, whoever asks for it again.
+        """
+        meta = dict(context.request_context.meta or {}) if context and self.ledger else {}
+        call_id, boot_id = meta.get(contract.META_CALL_ID), meta.get(contract.META_BOOT_ID)
+        if not isinstance(call_id, str) or not isinstance(boot_id, str):
+            return await self._run_tool(name, arguments, context)
+        assert context is not None
+        assert self.ledger is not None
+        request = context.request_context
+        connection, request_id = request.request, request.request_id
+        assert connection is not None
+        # The call is the daemon's from here on: the end of this connection is nothing to it.
+        request.request = None
+
+        async def run() -> CallToolResult:
+            try:
+                result = await self._run_tool(name, arguments, context)
+                assert isinstance(result, CallToolResult)
+                return result
+            except Exception as failed:  # a failed call must not end the daemon that owns it
+                text = TextContent(type="text", text=str(failed))
+                return CallToolResult(content=[text], is_error=True)
+
+        return await self.ledger.call(
+            call_id, boot_id, run, lambda: connection.cancelled_by_client(request_id)
+        )
+
+    async def _run_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
         self._refuse_unknown(name, arguments)
         try:
             return await super().call_tool(name, arguments, context)

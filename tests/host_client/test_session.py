@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from host_client.errors import PodpipeError, SandboxExpired, SessionLost, StillStarting
+from host_client.errors import (
+    ContainerRestarted,
+    PodpipeError,
+    PodReplaced,
+    SandboxExpired,
+    SessionLost,
+    StillStarting,
+    root_cause,
+)
 from host_client.host import Host
 from tests.host_client.conftest import StubCluster
 
@@ -107,25 +116,204 @@ async def test_a_pipe_that_died_between_calls_is_opened_anew(host: Host, stub: S
     assert stub.execs() == 2
 
 
-async def test_a_call_whose_pipe_dies_is_said_to_have_maybe_run_and_not_run_again(
+async def killed_while(
+    host: Host, stub: StubCluster, command: str, kill: Callable[[], object]
+) -> dict[str, Any]:
+    """Run a command that writes `ran` first, and break something as soon as it has."""
+    await run(host, "work", "true")
+    home = next((stub.folder / "homes").iterdir())
+    found: dict[str, Any] = {}
+
+    async def call() -> None:
+        found.update(await run(host, "work", f"echo once >> ran; {command}"))
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            while not (home / "ran").exists():  # noqa: ASYNC110 - another process writes it
+                await anyio.sleep(0.01)
+            kill()
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from None
+    return found
+
+
+def daemon_pid(stub: StubCluster) -> int:
+    (pid,) = stub.folder.glob("pods/*/pid")
+    return int(pid.read_text(encoding="utf-8"))
+
+
+async def test_a_call_whose_pipe_dies_is_joined_over_another_and_runs_once(
+    host: Host, stub: StubCluster
+) -> None:
+    """L33: a restart of the API server lost the job, or ran it twice."""
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        facts = await killed_while(
+            host, stub, "sleep 1; echo end", lambda: os.kill(pipes()[0], signal.SIGKILL)
+        )
+        assert (facts["stdout"], facts["exit_code"]) == ("end\n", 0)
+        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+
+
+async def test_a_call_that_ended_while_no_pipe_was_there_is_still_answered(
     host: Host, stub: StubCluster
 ) -> None:
     await host.launcher.create(name="work")
-    await run(host, "work", "true")
-    home = next((stub.folder / "homes").iterdir())
+
+    def cut() -> None:
+        stub.faults(exec={"stderr": "error: unable to upgrade connection", "times": 8})
+        os.kill(pipes()[0], signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        facts = await killed_while(host, stub, "echo end", cut)
+        assert facts["stdout"] == "end\n"
+        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+
+
+async def test_a_frozen_pipe_is_found_by_the_heartbeat_and_replaced(
+    host: Host, stub: StubCluster, monkeypatch: Any
+) -> None:
+    """L32: a client froze for ever."""
+    monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr("host_client.session.HEARTBEAT_ANSWER_SECONDS", 0.5)
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        facts = await killed_while(
+            host, stub, "sleep 1; echo end", lambda: os.kill(pipes()[0], signal.SIGSTOP)
+        )
+        assert facts["stdout"] == "end\n"
+        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+
+
+async def test_a_call_whose_container_ended_is_told_and_not_run_again(
+    host: Host, stub: StubCluster
+) -> None:
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        with pytest.raises(ContainerRestarted, match="may have run in part"):
+            await killed_while(
+                host, stub, "sleep 30", lambda: os.kill(daemon_pid(stub), signal.SIGKILL)
+            )
+        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+
+
+async def test_a_call_whose_pod_was_replaced_is_told_and_not_run_again(
+    host: Host, stub: StubCluster
+) -> None:
+    made = await host.launcher.create(name="work")
+    name = made.sandbox.pod_name
+    uid = stub.objects[f"Pod/{name}"]["metadata"]["uid"]
+    objects = stub.objects
+
+    def lose() -> None:
+        """As a node that dies: the daemon has no time to answer, and the pod is gone."""
+        del objects[f"Pod/{name}"]
+        (stub.folder / "state.json").write_text(json.dumps(objects), encoding="utf-8")
+        os.kill(daemon_pid(stub), signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        with pytest.raises(PodReplaced, match="survive") as caught:
+            await killed_while(host, stub, "sleep 30", lose)
+        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+    assert caught.value.old_uid == uid
+    assert caught.value.new_uid not in ("", uid)
+
+
+async def test_a_call_whose_sandbox_is_destroyed_is_answered_as_ended(
+    host: Host, stub: StubCluster
+) -> None:
+    """The daemon ends its commands and answers for them before it goes."""
+    await host.launcher.create(name="work")
     with anyio.fail_after(BOUND):
         async with anyio.create_task_group() as tasks:
+            facts = await killed_while(
+                host, stub, "sleep 30", lambda: tasks.start_soon(host.launcher.destroy, "work")
+            )
+    assert (facts["state"], facts["signal"]) == ("killed", "SIGTERM")
 
-            async def lost() -> None:
-                with pytest.raises(SessionLost, match="may have run") as caught:
-                    await run(host, "work", "echo once >> ran; sleep 30")
-                assert caught.value.sent
 
-            tasks.start_soon(lost)
-            while not (home / "ran").exists():  # noqa: ASYNC110 - another process writes it
-                await anyio.sleep(0.01)
-            os.kill(pipes()[0], signal.SIGKILL)
-        assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+async def test_a_call_whose_sandbox_vanishes_is_told_so(host: Host, stub: StubCluster) -> None:
+    await host.launcher.create(name="work")
+
+    def lose() -> None:
+        (stub.folder / "state.json").write_text("{}", encoding="utf-8")
+        os.kill(daemon_pid(stub), signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        with pytest.raises(SessionLost, match=r"no sandbox 'work'.* may have run"):
+            await killed_while(host, stub, "sleep 30", lose)
+
+
+async def test_a_call_that_can_never_be_asked_again_is_unknown(
+    host: Host, stub: StubCluster, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("host_client.session.RECONNECT_SECONDS", 1.0)
+    await host.launcher.create(name="work")
+
+    def cut() -> None:
+        stub.faults(get={"stderr": "Unable to connect to the server: no route to host"})
+        os.kill(pipes()[0], signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        with pytest.raises(SessionLost, match=r"does not answer.* may have run") as caught:
+            await killed_while(host, stub, "sleep 30", cut)
+    assert caught.value.sent
+
+
+async def test_fifty_calls_with_dying_pipes_all_get_their_own_answer(
+    host: Host, stub: StubCluster
+) -> None:
+    """L29: shared retry state broke under concurrency."""
+    await host.launcher.create(name="work")
+    await run(host, "work", "true")
+    answers: dict[int, str] = {}
+
+    async def call(number: int) -> None:
+        facts = await run(
+            host, "work", f"echo {number} >> ran; sleep 0.{number % 5}; echo {number}"
+        )
+        answers[number] = facts["stdout"].strip()
+
+    async def kill_often() -> None:
+        for _ in range(5):
+            await anyio.sleep(0.2)
+            for pid in pipes():
+                os.kill(pid, signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill_often)
+            for number in range(50):
+                tasks.start_soon(call, number)
+        ran = (await run(host, "work", "sort -n ran"))["stdout"].split()
+    assert answers == {number: str(number) for number in range(50)}
+    assert ran == [str(number) for number in range(50)]
+
+
+async def test_an_unused_pipe_is_closed_and_opened_again(
+    host: Host, stub: StubCluster, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("host_client.session.IDLE_SECONDS", 0.3)
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        while pipes():  # noqa: ASYNC110 - the end of a process
+            await anyio.sleep(0.05)
+        assert (await run(host, "work", "echo again"))["stdout"] == "again\n"
+
+
+async def test_a_long_call_keeps_its_pipe_however_long_it_takes(
+    host: Host, stub: StubCluster, monkeypatch: Any
+) -> None:
+    """L10: five minutes of silence ended as success."""
+    monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("host_client.session.IDLE_SECONDS", 0.3)
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        facts = await run(host, "work", "sleep 2; echo end")
+    assert facts["stdout"] == "end\n"
+    assert stub.execs() == 1
 
 
 async def test_a_reading_call_whose_pipe_dies_is_asked_again(host: Host, stub: StubCluster) -> None:

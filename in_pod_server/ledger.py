@@ -1,0 +1,201 @@
+"""At most once: the calls that a client named by an id, so that it may ask again after a lost pipe.
+
+A named call runs in a task of the daemon, not of the connection that brought it: whoever asks for
+the same id joins it while it runs, and gets the kept result afterwards. Starts and results are also
+journaled on the memory-backed run volume, which outlives the container: after a restart a finished
+call is still answered, one that never arrived is run, and whatever had begun is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import anyio
+import anyio.abc
+from mcp.types import CallToolResult, TextContent
+
+from in_pod_server.contract import FATE_UNKNOWN, META_FATE
+
+KEPT_CALLS: Final = 4096
+KEPT_RESULT_BYTES: Final = 16 * 1024 * 1024
+"""Results that wait for a client that might ask again; older ones are told as no longer kept."""
+JOURNALED_RESULT_BYTES: Final = 64 * 1024
+JOURNAL_BYTES: Final = 8 * 1024 * 1024
+"""The journal is written anew when it is longer: the run volume is small."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Call:
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    result: CallToolResult | None = None
+    size: int = 0
+    waiting: int = 0
+
+
+class Ledger:
+    """The named calls of one daemon; as a context manager it closes its journal.
+
+    Args:
+        journal: where starts and results are written down.
+        boot_id: this start of the daemon.
+        tasks: where calls run; cancelled when the daemon ends.
+    """
+
+    def __init__(self, journal: Path, boot_id: str, tasks: anyio.abc.TaskGroup) -> None:
+        self._path = journal
+        self._boot_id = boot_id
+        self._tasks = tasks
+        self._calls: dict[str, _Call] = {}
+        self._bytes = 0
+        self._past_boots: set[str] = set()
+        self._past: dict[str, CallToolResult | None] = {}
+        self._read_past()
+        self._file = journal.open("ab", buffering=0)
+        self._write({"boot": boot_id})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    async def call(
+        self,
+        call_id: str,
+        boot_id: str,
+        run: Callable[[], Awaitable[CallToolResult]],
+        cancelled_by_client: Callable[[], bool],
+    ) -> CallToolResult:
+        """Run a call, or join it, or give its kept result.
+
+        Args:
+            call_id: names the call for good.
+            boot_id: of the daemon that it was first sent to.
+            run: runs it; never raises but for cancellation.
+            cancelled_by_client: whether a cancelled wait means that the call shall stop. The end of
+                a connection does not.
+
+        Returns:
+            The call's result, or one whose meta says that its fate is unknown.
+        """
+        call = self._calls.get(call_id)
+        if call is None:
+            if boot_id != self._boot_id and (past := self._from_before(call_id, boot_id)):
+                return past
+            call = self._begin(call_id, run)
+        call.waiting += 1
+        try:
+            await call.done.wait()
+        except anyio.get_cancelled_exc_class():
+            if cancelled_by_client() and call.waiting == 1:
+                call.scope.cancel()
+            raise
+        finally:
+            call.waiting -= 1
+        return call.result or _unknown("its result is no longer kept; it did run")
+
+    def _begin(self, call_id: str, run: Callable[[], Awaitable[CallToolResult]]) -> _Call:
+        call = self._calls[call_id] = _Call()
+        # Before it runs: what is not in the journal has not begun.
+        self._write({"start": call_id})
+
+        async def owned() -> None:
+            with call.scope:
+                call.result = await run()
+            if call.result is None:
+                call.result = _unknown("it was cancelled; what it had done by then is not undone")
+            self._finish(call_id, call, call.result)
+
+        self._tasks.start_soon(owned)
+        return call
+
+    def _finish(self, call_id: str, call: _Call, result: CallToolResult) -> None:
+        text = result.model_dump_json(by_alias=True, exclude_none=True)
+        call.size = len(text)
+        self._bytes += call.size
+        entry: dict[str, object] = {"end": call_id}
+        if call.size <= JOURNALED_RESULT_BYTES:
+            entry["result"] = text
+        self._write(entry)
+        call.done.set()
+        self._prune()
+
+    def _prune(self) -> None:
+        if self._bytes <= KEPT_RESULT_BYTES and len(self._calls) <= KEPT_CALLS:
+            return
+        for call_id, call in list(self._calls.items()):
+            if self._bytes <= KEPT_RESULT_BYTES and len(self._calls) <= KEPT_CALLS:
+                return
+            if call.done.is_set() and not call.waiting:
+                self._bytes -= call.size
+                call.size, call.result = 0, None
+                if len(self._calls) > KEPT_CALLS:
+                    del self._calls[call_id]
+
+    # --- the journal -----------------------------------------------------------------------------
+
+    def _from_before(self, call_id: str, boot_id: str) -> CallToolResult | None:
+        """What is known of a call that was sent to an earlier daemon; None if it never began."""
+        if call_id in self._past:
+            return self._past[call_id] or _unknown("the container was restarted while it ran")
+        if boot_id in self._past_boots:
+            return None
+        return _unknown("the container was restarted and its journal is gone")
+
+    def _read_past(self) -> None:
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if "boot" in entry:
+                    self._past_boots.add(entry["boot"])
+                elif "start" in entry:
+                    self._past.setdefault(entry["start"], None)
+                elif "result" in entry:
+                    result = CallToolResult.model_validate_json(entry["result"], by_name=False)
+                    self._past[entry["end"]] = result
+            except (ValueError, TypeError, KeyError):
+                continue  # the line that a dying daemon did not finish
+
+    def _write(self, entry: dict[str, object]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            if self._file.tell() + len(line) > JOURNAL_BYTES:
+                self._rewrite()
+            self._file.write(line)
+        except OSError as error:
+            # A full volume must not stop the sandbox. Without this daemon's name in the journal,
+            # a later one says "unknown" instead of taking a missing entry for "never began".
+            logger.warning("the journal of calls cannot be written, and is given up: %s", error)
+            os.truncate(self._path, 0)
+
+    def _rewrite(self) -> None:
+        """Keep what a client could still ask for: that this daemon was, and the newest calls."""
+        fresh = self._path.with_suffix(".new")
+        with fresh.open("wb") as out:
+            out.write(json.dumps({"boot": self._boot_id}).encode() + b"\n")
+            for call_id in self._calls:
+                out.write(json.dumps({"start": call_id}).encode() + b"\n")
+        fresh.replace(self._path)
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+
+
+def _unknown(why: str) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(type="text", text=f"the answer to this call is lost: {why}")],
+        is_error=True,
+        _meta={META_FATE: FATE_UNKNOWN},
+    )

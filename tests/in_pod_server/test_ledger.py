@@ -1,0 +1,219 @@
+"""Named calls run at most once, whoever asks for them, over lost pipes and restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+from mcp.types import CallToolResult, TextContent
+
+from in_pod_server import ledger as module
+from in_pod_server.contract import FATE_UNKNOWN, META_FATE
+from in_pod_server.ledger import Ledger
+
+BOUND = 10
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[anyio.abc.TaskGroup]:
+    async with anyio.create_task_group() as group:
+        yield group
+        group.cancel_scope.cancel()
+
+
+@pytest.fixture
+def open_ledger(tmp_path: Path, tasks: anyio.abc.TaskGroup) -> Iterator[Callable[[str], Ledger]]:
+    """Opens the ledger of one daemon after another, on the same journal."""
+    with contextlib.ExitStack() as stack:
+        yield lambda boot: stack.enter_context(Ledger(tmp_path / "j", boot, tasks))
+
+
+class Work:
+    """A call that counts its runs and ends when it is told to."""
+
+    def __init__(self, text: str = "done", *, at_once: bool = True) -> None:
+        self.runs = 0
+        self.started = anyio.Event()
+        self.go = anyio.Event()
+        self.text = text
+        if at_once:
+            self.go.set()
+
+    async def __call__(self) -> CallToolResult:
+        self.runs += 1
+        self.started.set()
+        await self.go.wait()
+        return CallToolResult(content=[TextContent(type="text", text=self.text)])
+
+
+def text(result: CallToolResult) -> str:
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def unknown(result: CallToolResult) -> bool:
+    return (result.meta or {}).get(META_FATE) == FATE_UNKNOWN
+
+
+def stays() -> bool:
+    return False
+
+
+async def test_a_finished_call_is_answered_again_and_not_run_again(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    ledger = open_ledger("boot")
+    work = Work()
+    first = await ledger.call("a", "boot", work, stays)
+    again = await ledger.call("a", "boot", work, stays)
+    assert (text(first), text(again), work.runs) == ("done", "done", 1)
+
+
+async def test_a_running_call_is_joined(open_ledger: Callable[[str], Ledger]) -> None:
+    ledger = open_ledger("boot")
+    work = Work(at_once=False)
+    answers: list[str] = []
+
+    async def ask() -> None:
+        answers.append(text(await ledger.call("a", "boot", work, stays)))
+
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as askers:
+            for _ in range(5):
+                askers.start_soon(ask)
+            await work.started.wait()
+            work.go.set()
+    assert (answers, work.runs) == (["done"] * 5, 1)
+
+
+async def test_a_call_outlives_the_connection_that_brought_it(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    ledger = open_ledger("boot")
+    work = Work(at_once=False)
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as connection:
+            connection.start_soon(ledger.call, "a", "boot", work, stays)
+            await work.started.wait()
+            connection.cancel_scope.cancel()
+        work.go.set()
+        assert text(await ledger.call("a", "boot", work, stays)) == "done"
+    assert work.runs == 1
+
+
+async def test_a_cancel_by_the_client_stops_the_call(open_ledger: Callable[[str], Ledger]) -> None:
+    ledger = open_ledger("boot")
+    work = Work(at_once=False)
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as connection:
+            connection.start_soon(ledger.call, "a", "boot", work, lambda: True)
+            await work.started.wait()
+            connection.cancel_scope.cancel()
+        again = await ledger.call("a", "boot", work, stays)
+    assert unknown(again)
+    assert "cancelled" in text(again)
+    assert work.runs == 1
+
+
+async def test_after_a_restart_a_finished_call_is_still_answered(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    await open_ledger("old").call("a", "old", Work("kept"), stays)
+    work = Work()
+    again = await open_ledger("new").call("a", "old", work, stays)
+    assert (text(again), work.runs) == ("kept", 0)
+
+
+async def test_after_a_restart_a_call_that_never_arrived_is_run(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    open_ledger("old")
+    work = Work()
+    result = await open_ledger("new").call("a", "old", work, stays)
+    assert (text(result), work.runs) == ("done", 1)
+
+
+async def test_after_a_restart_a_call_that_had_begun_is_unknown(
+    open_ledger: Callable[[str], Ledger], tasks: anyio.abc.TaskGroup
+) -> None:
+    old = open_ledger("old")
+    begun = Work(at_once=False)
+    tasks.start_soon(old.call, "a", "old", begun, stays)
+    with anyio.fail_after(BOUND):
+        await begun.started.wait()
+        work = Work()
+        result = await open_ledger("new").call("a", "old", work, stays)
+    assert unknown(result)
+    assert "restarted" in text(result)
+    assert work.runs == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "junk"])
+async def test_without_its_journal_a_restart_never_runs_a_call_again(
+    open_ledger: Callable[[str], Ledger], tmp_path: Path, damage: str
+) -> None:
+    journal = tmp_path / "j"
+    await open_ledger("old").call("a", "old", Work(), stays)
+    match damage:
+        case "gone":
+            journal.unlink()
+        case "cut":
+            journal.write_bytes(journal.read_bytes()[:5])
+        case "junk":
+            journal.write_bytes(b"\x00\xff junk\n[1]\n")
+    work = Work()
+    result = await open_ledger("new").call("a", "old", work, stays)
+    assert unknown(result)
+    assert work.runs == 0
+
+
+async def test_a_journal_that_cannot_be_written_is_given_up_safely(
+    open_ledger: Callable[[str], Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run volume is full: calls go on, and no later daemon takes them for not begun."""
+    old = open_ledger("old")
+    with contextlib.closing(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0)) as full:
+        monkeypatch.setattr(old, "_file", full)
+        assert text(await old.call("a", "old", Work(), stays)) == "done"
+        monkeypatch.undo()
+    work = Work()
+    assert unknown(await open_ledger("new").call("a", "old", work, stays))
+    assert work.runs == 0
+
+
+async def test_kept_results_are_bounded_and_a_dropped_one_is_not_run_again(
+    open_ledger: Callable[[str], Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_RESULT_BYTES", 3000)
+    ledger = open_ledger("boot")
+    work = Work("x" * 1000)
+    for number in range(10):
+        await ledger.call(f"c{number}", "boot", work, stays)
+    assert work.runs == 10
+    assert text(await ledger.call("c9", "boot", work, stays)) == "x" * 1000
+    dropped = await ledger.call("c0", "boot", work, stays)
+    assert unknown(dropped)
+    assert "it did run" in text(dropped)
+    assert work.runs == 10
+
+
+async def test_the_journal_is_bounded(
+    open_ledger: Callable[[str], Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOURNAL_BYTES", 20_000)
+    journal = tmp_path / "j"
+    ledger = open_ledger("old")
+    for number in range(100):
+        await ledger.call(f"c{number}", "old", Work("x" * 1000), stays)
+        assert journal.stat().st_size <= 20_000
+    work = Work()
+    after = open_ledger("new")
+    assert unknown(await after.call("c0", "old", work, stays))
+    assert (await after.call("fresh", "old", work, stays)).is_error is not True
+    assert work.runs == 1
