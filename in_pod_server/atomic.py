@@ -1,13 +1,17 @@
-"""Writes that happen wholly or not at all, beside the file they are for."""
+"""Writes and moves that happen wholly or not at all, beside the file they are for."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import secrets
+import stat
 from typing import Final
 
 _TEMP_PREFIX: Final = b".podpipe-"
+_RENAME_NOREPLACE: Final = 1
 
 
 def replace(folder: int, name: bytes, data: bytes, mode: int, *, create_only: bool) -> None:
@@ -44,6 +48,51 @@ def extend(fd: int, data: bytes) -> None:
         now = os.fstat(fd).st_size
         if size < now <= size + len(data):
             os.ftruncate(fd, size)
+        raise
+
+
+def move(folder: int, name: bytes, other: int, new_name: bytes, *, overwrite: bool) -> None:
+    """Rename between two folders (descriptors); unless `overwrite`, never onto what is there."""
+    if overwrite:
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=other)
+        return
+    try:
+        _rename_noreplace(folder, name, other, new_name)
+    except OSError as exc:
+        # Also what a file system says that knows no such flag.
+        if exc.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+        _move_by_hand(folder, name, other, new_name)
+
+
+def _rename_noreplace(folder: int, name: bytes, other: int, new_name: bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if libc.renameat2(
+        ctypes.c_int(folder),
+        ctypes.c_char_p(name),
+        ctypes.c_int(other),
+        ctypes.c_char_p(new_name),
+        ctypes.c_uint(_RENAME_NOREPLACE),
+    ):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _move_by_hand(folder: int, name: bytes, other: int, new_name: bytes) -> None:
+    """Claim the new name by what fails if it is taken, then move."""
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode):
+        os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=other, follow_symlinks=False)
+        os.unlink(name, dir_fd=folder)
+        return
+    os.mkdir(new_name, dir_fd=other)
+    try:
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=other)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rmdir(new_name, dir_fd=other)
         raise
 
 

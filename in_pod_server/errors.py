@@ -6,7 +6,12 @@ fault of ours and is reported as such by `server`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from mcp.server.mcpserver.exceptions import ToolError
+
+SHOWN_CHARS: Final = 300
+"""How much of a path, or of another's words, an error repeats."""
 
 
 class ArgumentError(ToolError):
@@ -27,3 +32,12 @@ class StartFailedError(ToolError):
 
 class NoSuchProcessError(ToolError):
     """No command of that process id is known."""
+
+
+class InputRefusedError(ToolError):
+    """A command takes no input, or no more."""
+
+
+def short(text: str) -> str:
+    """Return text as an error shows it."""
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

@@ -1,31 +1,36 @@
-"""The tools for files. They translate between MCP and the home, and nothing more."""
+"""The tools for a file's content. They translate between MCP and the home, and nothing more.
+
+Those for folders and whole entries are in `folder_tools`, the search is in `search_tools`.
+"""
 
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
+from in_pod_server.arguments import HomePath, to_bytes
 from in_pod_server.errors import ArgumentError
-from in_pod_server.files import Entry, Home
+from in_pod_server.files import Home
+from in_pod_server.folder_tools import add_delete_tool, add_entry_tools, add_list_tool
 from in_pod_server.results import REPLY_BYTES, result
-from in_pod_server.text import decode_within, json_size
-
-_Path = Annotated[
-    str,
-    Field(
-        min_length=1,
-        description="Relative to the home, or absolute under it. Bytes that are not UTF-8: \\xNN.",
-    ),
-]
+from in_pod_server.search_tools import add_search_tool
+from in_pod_server.text import decode_end_within, decode_within
 
 
 def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -> None:
-    """Register write_file, read_file, list_files and delete_file."""
+    """Register all tools for files, in the order in which they are listed."""
+    _add_content_tools(server, home, max_file_bytes=max_file_bytes)
+    add_list_tool(server, home)
+    add_search_tool(server, home)
+    add_entry_tools(server, home)
+    add_delete_tool(server, home)
+
+
+def _add_content_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -> None:
 
     @server.tool(
         title="Write a file",
@@ -35,7 +40,7 @@ def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -
     )
     def write_file(
         *,
-        path: _Path,
+        path: HomePath,
         content: Annotated[str, Field(description="The text, or the bytes in base64.")],
         encoding: Annotated[
             Literal["text", "base64"],
@@ -56,7 +61,7 @@ def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -
         The write happens completely or not at all. Prefer it to echo or heredocs in run_command:
         nothing has to be quoted. For more than about 500 kB write parts with append=true.
         """
-        data = _to_bytes(content, encoding)
+        data = to_bytes(content, encoding, name="content")
         if len(data) > max_file_bytes:
             raise ArgumentError(
                 f"the content has {len(data)} bytes, the limit is {max_file_bytes} (MAX_FILE_BYTES): "
@@ -87,20 +92,28 @@ def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -
     )
     def read_file(
         *,
-        path: _Path,
+        path: HomePath,
         offset: Annotated[int, Field(ge=0, description="Byte to start at.")] = 0,
         max_bytes: Annotated[int, Field(ge=16, description="Most bytes to return.")] = 262144,
         encoding: Annotated[
             Literal["text", "base64"],
             Field(description="base64 gives the exact bytes of any file."),
         ] = "text",
+        tail_lines: Annotated[
+            int, Field(ge=0, description="Only so many last lines, instead of from offset.")
+        ] = 0,
     ) -> CallToolResult:
-        r"""Read a file of the home, whole or a part of it.
+        r"""Read a file of the home, whole or a part of it; for logs its last lines (tail_lines).
 
         When truncated is true, call it again with offset=next_offset. As text, bytes that are not
         UTF-8 are shown as \xNN and the result says so: read such files with encoding=base64.
+        To find something in many files use search_files.
         """
         asked = min(max_bytes, max_file_bytes)
+        if tail_lines:
+            if offset:
+                raise ArgumentError("offset and tail_lines exclude each other: give one of them")
+            return _tail(home, path, tail_lines, asked, encoding)
         data, size = home.read(path, offset, asked)
         if encoding == "base64":
             data = data[: REPLY_BYTES // 4 * 3]
@@ -110,117 +123,108 @@ def add_file_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: int) -
             decoded = decode_within(data, REPLY_BYTES, final=at_end)
             content, used, exact = decoded.text, decoded.used, decoded.exact
         after = offset + used
-        truncated = after < size
         notes = (
-            [f"bytes {offset} to {after} of {size}; go on with offset={after}"] if truncated else []
+            [f"bytes {offset} to {after} of {size}; go on with offset={after}"]
+            if after < size
+            else []
         )
-        notes += (
-            []
-            if exact
-            else ["bytes that are not UTF-8 are shown as \\xNN: encoding=base64 is exact"]
-        )
-        notes += (
-            []
-            if content or notes
-            else [f"nothing at offset {offset} of {size}" if size else "empty"]
-        )
-        return result(
-            content,
-            f"[{'; '.join(notes)}]" if notes else "",
-            path=home.shown(home.relative(path)),
-            content=content,
-            encoding="base64" if encoding == "base64" else "utf-8" if exact else "utf-8, escaped",
-            size=size,
-            offset=offset,
-            bytes_read=used,
-            truncated=truncated,
-            next_offset=after,
+        if not content and not notes:
+            notes = [f"nothing at offset {offset} of {size}" if size else "empty"]
+        return _content(
+            home, path, content, notes, encoding, exact=exact, size=size, offset=offset, used=used
         )
 
     @server.tool(
-        title="List files",
+        title="Edit a file",
         annotations=ToolAnnotations(
-            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            read_only_hint=False,
+            destructive_hint=True,
+            idempotent_hint=False,
+            open_world_hint=False,
         ),
     )
-    def list_files(
+    def edit_file(
         *,
-        path: Annotated[str, Field(description="Folder of the home. Empty: the home itself.")] = "",
-        recursive: Annotated[bool, Field(description="Also what is in its folders.")] = False,
-        max_entries: Annotated[
-            int, Field(ge=1, le=10000, description="Most entries to return.")
-        ] = 1000,
-    ) -> CallToolResult:
-        r"""List a folder of the home with type, size and time of each entry; links are not followed.
-
-        Names are relative to the home and can be given to the other file tools as they are (a byte
-        that is not UTF-8 is written \xNN). total counts all entries, also when truncated.
-        """
-        listing = home.entries(path, recursive=recursive, max_entries=max_entries)
-        rows: list[dict[str, Any]] = []
-        lines: list[str] = []
-        room = REPLY_BYTES
-        for entry in listing.entries:
-            row, line = _row(entry), _line(entry)
-            room -= max(json_size(line), 80 + json_size(entry.path))
-            if room < 0:
-                break
-            rows.append(row)
-            lines.append(line)
-        truncated = len(rows) < listing.total
-        count = f"{listing.total}" if listing.complete else f"at least {listing.total}"
-        note = f"[{len(rows)} of {count} entries; list a folder below to see the rest]"
-        return result(
-            "\n".join(lines) or "the folder is empty",
-            note if truncated else "",
-            entries=rows,
-            total=listing.total,
-            total_is_complete=listing.complete,
-            truncated=truncated,
-        )
-
-    @server.tool(
-        title="Delete a file",
-        annotations=ToolAnnotations(
-            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-        ),
-    )
-    def delete_file(
-        *,
-        path: _Path,
-        recursive: Annotated[
-            bool, Field(description="Delete a folder with all that is in it.")
+        path: HomePath,
+        old_text: Annotated[
+            str,
+            Field(
+                min_length=1,
+                description="Exactly what is there now, with its spaces, tabs and line breaks.",
+            ),
+        ],
+        new_text: Annotated[str, Field(description="What is to be there instead; may be empty.")],
+        replace_all: Annotated[
+            bool, Field(description="Replace it wherever it is, not only once.")
         ] = False,
     ) -> CallToolResult:
-        """Delete a file, a link (not what it points to), an empty folder, or a folder with recursive.
+        """Change a part of a text file of the home: old_text is replaced by new_text.
 
-        It cannot be undone.
+        It must be there exactly once unless replace_all is set; else nothing is changed and the
+        error says where it is, or what comes closest. Mode and line ends stay. Prefer it to sed,
+        and to write_file for small changes of a longer file.
         """
-        shown = home.shown(home.relative(path))
-        kind = home.delete(path, recursive=recursive)
-        return result(f"deleted {kind} {shown}", path=shown, type=kind)
+        shown, edit = home.edit(
+            path, old_text, new_text, replace_all=replace_all, max_bytes=max_file_bytes
+        )
+        times = "1 place" if edit.count == 1 else f"{edit.count} places"
+        lines = ", ".join(map(str, edit.lines)) + (", ..." if edit.count > len(edit.lines) else "")
+        return result(
+            f"replaced in {times} of {shown} (line {lines}), {len(edit.data)} bytes now:",
+            edit.snippet,
+            path=shown,
+            replacements=edit.count,
+            lines=edit.lines,
+            size=len(edit.data),
+            snippet=edit.snippet,
+        )
 
 
-def _to_bytes(content: str, encoding: Literal["text", "base64"]) -> bytes:
+def _tail(
+    home: Home, path: str, lines: int, max_bytes: int, encoding: Literal["text", "base64"]
+) -> CallToolResult:
+    data, size = home.read_tail(path, lines, max_bytes)
+    found = len(data)
     if encoding == "base64":
-        try:
-            return base64.b64decode(content, validate=True)
-        except ValueError as exc:
-            reason = f"content is not base64 ({exc}): send text with encoding=text"
-            raise ArgumentError(reason) from None
-    try:
-        return content.encode()
-    except UnicodeEncodeError:
-        raise ArgumentError("content is not Unicode text: send it with encoding=base64") from None
+        data = data[-(REPLY_BYTES // 4 * 3) :]
+        content, used, exact = base64.b64encode(data).decode(), len(data), True
+    else:
+        decoded = decode_end_within(data, REPLY_BYTES)
+        content, used, exact = decoded.text, decoded.used, decoded.exact
+    offset = size - used
+    cut = used < found or (offset > 0 and data.count(b"\n", 0, len(data) - 1) + 1 < lines)
+    less = f"; not all of {lines} lines: max_bytes or the reply's limit cut them" if cut else ""
+    notes = [f"bytes {offset} to {size} of {size}{less}"] if offset else []
+    notes += [] if content or notes else ["empty"]
+    return _content(
+        home, path, content, notes, encoding, exact=exact, size=size, offset=offset, used=used
+    )
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    return {"path": entry.path, "type": entry.type, "size": entry.size, "mtime": entry.mtime}
-
-
-def _line(entry: Entry) -> str:
-    when = datetime.fromtimestamp(entry.mtime, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    slash = "/" if entry.type == "directory" else ""
-    # A name may hold a newline; one entry stays one line.
-    name = (entry.path + slash).replace("\n", "\\n").replace("\r", "\\r")
-    return f"{entry.type:<9} {entry.size:>12} {when} {name}"
+def _content(
+    home: Home,
+    path: str,
+    content: str,
+    notes: list[str],
+    encoding: Literal["text", "base64"],
+    *,
+    exact: bool,
+    size: int,
+    offset: int,
+    used: int,
+) -> CallToolResult:
+    if not exact:
+        notes = [*notes, "bytes that are not UTF-8 are shown as \\xNN: encoding=base64 is exact"]
+    after = offset + used
+    return result(
+        content,
+        f"[{'; '.join(notes)}]" if notes else "",
+        path=home.shown(home.relative(path)),
+        content=content,
+        encoding="base64" if encoding == "base64" else "utf-8" if exact else "utf-8, escaped",
+        size=size,
+        offset=offset,
+        bytes_read=used,
+        truncated=after < size,
+        next_offset=after,
+    )

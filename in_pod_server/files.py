@@ -1,55 +1,38 @@
-"""The home's files: read, written, listed and deleted, never anything outside.
+"""The home's files: read, written, edited, moved and deleted, never anything outside.
 
-Paths are relative to the home, or absolute under one of its names; `text` tells how odd names are
-written. A write happens wholly or not at all. All functions block, so they are called on threads.
+A write happens wholly or not at all. All functions block, so they are called on threads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
-from in_pod_server.atomic import extend, replace
-from in_pod_server.confine import Opener, best_opener
-from in_pod_server.errors import FileFailedError, PathRefusedError
-from in_pod_server.text import name_to_bytes, name_to_text
-
-Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
+from in_pod_server.atomic import extend, move, replace
+from in_pod_server.confine import Opener
+from in_pod_server.edits import Edit, replace_text
+from in_pod_server.errors import FileFailedError, PathRefusedError, short
+from in_pod_server.kinds import Kind, expect_file, expect_kind, kind_of, status_of
+from in_pod_server.listing import Listing, list_entries
+from in_pod_server.root import Root, explained
+from in_pod_server.text import name_to_text
 
 NEW_FILE_MODE: Final = 0o644
-NEW_FOLDER_MODE: Final = 0o755
-LIST_SCAN_LIMIT: Final = 200_000
-"""Entries looked at by one listing; a larger tree is said to have at least so many."""
-SHOWN_CHARS: Final = 300
-"""How much of a path an error repeats."""
-_MAX_LINKS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of a listing."""
-
-    path: str
-    type: Kind
-    size: int
-    mtime: float
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Some entries, and how many there are in all (`complete`: surely no more)."""
-
-    entries: list[Entry]
-    total: int
-    complete: bool
+EDIT_TRIES: Final = 5
+"""So often an edit begins anew because somebody else changed the file meanwhile."""
+READ_BYTES: Final = 1024 * 1024
+HASH_SECONDS: Final = 30.0
+"""How long a sum may take: a call must answer within CALL_LIMIT_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +45,28 @@ class Written:
     created: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What is known of one entry; a link is not followed."""
+
+    path: str
+    type: Kind
+    size: int
+    mtime: float
+    mode: int
+    link_target: str | None
+    sha256: str | None
+
+
 class Home:
     """One folder under the names it is known by. A context manager: it holds the folder open."""
 
     def __init__(self, names: Sequence[Path], *, opener: Opener | None = None) -> None:
-        self._names = [os.fsencode(name) for name in names]
-        self._given_opener = opener
-        self._root = -1
+        self.root = Root(names, opener=opener)
+        self._editing = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._root = os.open(self._names[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._open_beneath = self._given_opener or best_opener(self._root)
+        self.root.__enter__()
         return self
 
     def __exit__(
@@ -81,9 +75,7 @@ class Home:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._root)
-
-    # --- paths -----------------------------------------------------------------------------------
+        self.root.__exit__(kind, exc, traceback)
 
     def relative(self, path: str) -> bytes:
         """Return `path` relative to the home, `.` for the home itself. No file is looked at.
@@ -91,83 +83,11 @@ class Home:
         Raises:
             PathRefusedError: It is absolute and not under a name of the home, or holds a NUL.
         """
-        if "\0" in path:
-            raise PathRefusedError("the path holds a NUL character, which no file name can")
-        try:
-            raw = name_to_bytes(path)
-        except UnicodeEncodeError:
-            raise PathRefusedError("the path is not Unicode: give odd bytes as \\xNN") from None
-        if raw == b"~" or raw.startswith(b"~/"):
-            raw = raw[2:]
-        elif raw.startswith(b"/"):
-            raw = self._beneath_a_name(raw)
-        parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
-        return b"/".join(parts) or b"."
+        return self.root.relative(path)
 
-    def _beneath_a_name(self, raw: bytes) -> bytes:
-        clean = b"/" + b"/".join(part for part in raw.split(b"/") if part not in (b"", b"."))
-        for name in self._names:
-            if clean == name or clean.startswith(name + b"/"):
-                return clean[len(name) + 1 :]
-        known = " or ".join(name_to_text(name) for name in self._names)
-        raise PathRefusedError(
-            f"{_short(name_to_text(raw))} is outside the home: give a path relative to it or under {known} "
-            "(run_command can read what lies elsewhere)"
-        )
-
-    def _open(self, relative: bytes, flags: int, mode: int = 0) -> int:
-        return self._open_beneath(self._root, relative, flags, mode)
-
-    @contextlib.contextmanager
-    def _fd(self, relative: bytes, flags: int) -> Iterator[int]:
-        fd = self._open(relative, flags)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
-    def _parent(self, relative: bytes, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
-        folder, _, name = relative.rpartition(b"/")
-        if name in (b".", b".."):
-            raise PathRefusedError(f"{_short(name_to_text(relative))} names no entry of the home")
-        if make and folder:
-            self._make_folders(folder)
-        with self._fd(folder or b".", os.O_PATH | os.O_DIRECTORY) as fd:
-            yield fd, name
-
-    def _make_folders(self, folder: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.close(self._open(folder, os.O_PATH | os.O_DIRECTORY))
-            return
-        parts = folder.split(b"/")
-        for count, name in enumerate(parts):
-            above = b"/".join(parts[:count]) or b"."
-            if name == b"..":
-                continue
-            flags = os.O_PATH | os.O_DIRECTORY
-            with self._fd(above, flags) as fd, contextlib.suppress(FileExistsError):
-                os.mkdir(name, NEW_FOLDER_MODE, dir_fd=fd)
-
-    def _through_links(self, relative: bytes) -> bytes:
-        """Return where a write to `relative` goes: links are followed, as a shell's `>` does."""
-        for _ in range(_MAX_LINKS):
-            try:
-                with self._parent(relative) as (fd, name):
-                    target = os.readlink(name, dir_fd=fd)
-            except OSError as exc:
-                if exc.errno in (errno.EINVAL, errno.ENOENT):
-                    return relative
-                raise
-            if target.startswith(b"/"):
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-            folder = relative.rpartition(b"/")[0]
-            relative = self._clean(folder + b"/" + target)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-
-    @staticmethod
-    def _clean(raw: bytes) -> bytes:
-        return b"/".join(part for part in raw.split(b"/") if part not in (b"", b".")) or b"."
+    def shown(self, relative: bytes) -> str:
+        """Return how a path is shown: absolute, under the home's first name."""
+        return self.root.shown(relative)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -179,12 +99,12 @@ class Home:
             FileFailedError: It is no regular file, or cannot be read.
         """
         relative = self.relative(path)
-        with _explained("read", path):
-            with self._fd(relative, os.O_PATH) as fd:
-                _expect_file(fd, path)
+        with explained("read", path):
+            with self.root.fd(relative, os.O_PATH) as fd:
+                expect_file(fd, path)
             # Non-blocking: whatever was put there between the two opens must not hang us.
-            with self._fd(relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as fd:
-                size = _expect_file(fd, path).st_size
+            with self.root.fd(relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as fd:
+                size = expect_file(fd, path).st_size
                 data = bytearray()
                 while len(data) < max_bytes:
                     piece = os.pread(fd, max_bytes - len(data), offset + len(data))
@@ -193,7 +113,63 @@ class Home:
                     data += piece
                 return bytes(data), max(size, offset + len(data) if data else 0)
 
-    def entries(self, path: str, *, recursive: bool, max_entries: int) -> Listing:
+    def read_tail(self, path: str, lines: int, max_bytes: int) -> tuple[bytes, int]:
+        """Return a file's last lines, `max_bytes` of them at most, and the file's size.
+
+        Raises:
+            PathRefusedError: The path leads outside the home.
+            FileFailedError: It is no regular file, or cannot be read.
+        """
+        size = self.info(path, sha256=False, follow=True).size
+        data, grown = self.read(path, max(size - max_bytes, 0), max_bytes)
+        start = len(data)
+        if data.endswith(b"\n"):
+            start -= 1
+        for _ in range(lines):
+            start = data.rfind(b"\n", 0, max(start, 0))
+            if start < 0:
+                return data, grown
+        return data[start + 1 :], grown
+
+    def info(self, path: str, *, sha256: bool, follow: bool = False) -> Info:
+        """Return what is known of an entry, with a file's sum if asked.
+
+        Raises:
+            PathRefusedError: The path leads outside the home.
+            FileFailedError: There is no such entry, or it takes too long to read.
+        """
+        relative = self.relative(path)
+        with explained("look at", path):
+            with self.root.fd(relative, os.O_PATH | (0 if follow else os.O_NOFOLLOW)) as fd:
+                status = os.fstat(fd)
+                kind = kind_of(status.st_mode)
+                target = name_to_text(os.readlink(b"", dir_fd=fd)) if kind == "symlink" else None
+            digest = self._sum(relative, path) if sha256 and kind == "file" else None
+        mode = stat.S_IMODE(status.st_mode)
+        mtime = round(status.st_mtime, 3)
+        return Info(self.shown(relative), kind, status.st_size, mtime, mode, target, digest)
+
+    def _sum(self, relative: bytes, path: str) -> str:
+        digest = hashlib.sha256()
+        until = time.monotonic() + HASH_SECONDS
+        with self.root.fd(relative, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as fd:
+            expect_file(fd, path)
+            while piece := os.read(fd, READ_BYTES):
+                digest.update(piece)
+                if time.monotonic() > until:
+                    raise FileFailedError(
+                        f"{short(path)} is too large to sum in one call: use sha256sum in run_command"
+                    )
+        return digest.hexdigest()
+
+    def entries(
+        self,
+        path: str,
+        *,
+        recursive: bool,
+        max_entries: int,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> Listing:
         """Return a folder's entries in the order of their names, or a single file's own entry.
 
         Raises:
@@ -201,42 +177,10 @@ class Home:
             FileFailedError: There is no such folder, or it cannot be read.
         """
         relative = self.relative(path)
-        with _explained("list", path):
-            with self._fd(relative, os.O_PATH) as fd:
-                status = os.fstat(fd)
-            if not stat.S_ISDIR(status.st_mode):
-                return Listing([_entry(relative, status)], 1, complete=True)
-            entries: list[Entry] = []
-            total = 0
-            todo = [relative]
-            while todo:
-                folder = todo.pop()
-                try:
-                    found = self._entries(folder)
-                except OSError:
-                    if folder == relative:
-                        raise
-                    continue  # gone, or not ours to read: it is listed itself, its content is not
-                for name, status in found:
-                    total += 1
-                    if len(entries) < max_entries:
-                        entries.append(_entry(name, status))
-                if recursive:
-                    todo += [n for n, s in reversed(found) if stat.S_ISDIR(s.st_mode)]
-                if total >= LIST_SCAN_LIMIT:
-                    return Listing(entries, total, complete=False)
-            return Listing(entries, total, complete=True)
-
-    def _entries(self, folder: bytes) -> list[tuple[bytes, os.stat_result]]:
-        prefix = b"" if folder == b"." else folder + b"/"
-        found = []
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
-        with self._fd(folder, flags) as fd, os.scandir(fd) as scan:
-            for entry in scan:
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append((prefix + os.fsencode(entry.name), status))
-        return sorted(found, key=lambda pair: pair[0])
+        with explained("list", path):
+            return list_entries(
+                self.root, relative, recursive=recursive, max_entries=max_entries, wanted=wanted
+            )
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -249,15 +193,15 @@ class Home:
                 failed; then the old content is still there.
         """
         relative = self.relative(path)
-        with _explained("write", path):
+        with explained("write", path):
             if not create_only:
-                relative = self._through_links(relative)
-            with self._parent(relative, make=True) as (folder, name):
-                before = _status(name, folder)
+                relative = self.root.through_links(relative)
+            with self.root.parent(relative, make=True) as (folder, name):
+                before = status_of(name, folder)
                 if before is not None:
                     if create_only:
                         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-                    _expect_kind(before, path)
+                    expect_kind(before, path)
                 if mode is None:
                     mode = stat.S_IMODE(before.st_mode) if before else NEW_FILE_MODE
                 replace(folder, name, data, mode, create_only=create_only)
@@ -271,7 +215,7 @@ class Home:
             FileFailedError: It is no regular file, or the write failed and was taken back.
         """
         relative = self.relative(path)
-        with _explained("append to", path):
+        with explained("append to", path):
             fd, created = self._open_to_append(relative, path)
             try:
                 extend(fd, data)
@@ -290,25 +234,84 @@ class Home:
             FileFailedError: It is no regular file, or cannot be written.
         """
         relative = self.relative(path)
-        with _explained("append to", path):
+        with explained("append to", path):
             return self.shown(relative), self._open_to_append(relative, path)[0]
 
     def _open_to_append(self, relative: bytes, path: str) -> tuple[int, bool]:
-        relative = self._through_links(relative)
+        relative = self.root.through_links(relative)
         flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with self._parent(relative, make=True) as (folder, name):
-            before = _status(name, folder)
+        with self.root.parent(relative, make=True) as (folder, name):
+            before = status_of(name, folder)
             if before is not None:
-                _expect_kind(before, path)
+                expect_kind(before, path)
             flags |= os.O_CREAT | os.O_NOFOLLOW
             fd = os.open(name, flags, NEW_FILE_MODE, dir_fd=folder)
         try:
-            _expect_file(fd, path)
+            expect_file(fd, path)
         except BaseException:
             os.close(fd)
             raise
         os.set_blocking(fd, True)
         return fd, before is None
+
+    def edit(
+        self, path: str, old_text: str, new_text: str, *, replace_all: bool, max_bytes: int
+    ) -> tuple[str, Edit]:
+        """Replace text in a file; return the file's path and what was done. All or nothing.
+
+        Raises:
+            ArgumentError: The texts cannot be used.
+            PathRefusedError: The path leads outside the home.
+            FileFailedError: The text is not there once, the file is none or too large, or the write
+                failed; then the old content is still there.
+        """
+        relative = self.relative(path)
+        # Two edits of one file at once must not lose the first.
+        with explained("edit", path), self._editing:
+            relative = self.root.through_links(relative)
+            with self.root.parent(relative) as (folder, name):
+                for _ in range(EDIT_TRIES):
+                    before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    expect_kind(before, path)
+                    if before.st_size > max_bytes:
+                        raise FileFailedError(_too_large(path, before.st_size, max_bytes))
+                    data, _ = self.read(self.shown(relative), 0, max_bytes)
+                    made = replace_text(data, old_text, new_text, replace_all=replace_all)
+                    if len(made.data) > max_bytes:
+                        raise FileFailedError(_too_large(path, len(made.data), max_bytes))
+                    if _same(before, status_of(name, folder)):
+                        mode = stat.S_IMODE(before.st_mode)
+                        replace(folder, name, made.data, mode, create_only=False)
+                        return self.shown(relative), made
+        raise FileFailedError(
+            f"{short(path)} is being changed by somebody else all the time; nothing was changed"
+        )
+
+    def move(self, path: str, new_path: str, *, overwrite: bool) -> tuple[str, str, Kind]:
+        """Give an entry another path, folders made; return both paths and what it is.
+
+        Raises:
+            PathRefusedError: A path leads outside the home, or is the home itself.
+            FileFailedError: There is no such entry, or something is in the way.
+        """
+        source, target = self.relative(path), self.relative(new_path)
+        if b"." in (source, target):
+            raise PathRefusedError("the home itself cannot be moved or replaced")
+        with explained("move", path), self.root.parent(source) as (folder, name):
+            kind = kind_of(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+            with (
+                explained("move to", new_path),
+                self.root.parent(target, make=True) as (other, new_name),
+            ):
+                try:
+                    move(folder, name, other, new_name, overwrite=overwrite)
+                except OSError as exc:
+                    if reason := _MOVE_REASONS.get(exc.errno or 0):
+                        raise FileFailedError(
+                            f"cannot move {short(path)} to {short(new_path)}: {reason}"
+                        ) from exc
+                    raise
+        return self.shown(source), self.shown(target), kind
 
     def delete(self, path: str, *, recursive: bool) -> Kind:
         """Delete a file, a link (not what it points to), or a folder; return what it was.
@@ -320,7 +323,7 @@ class Home:
         relative = self.relative(path)
         if relative == b".":
             raise PathRefusedError("the home itself cannot be deleted: delete what is in it")
-        with _explained("delete", path), self._parent(relative) as (folder, name):
+        with explained("delete", path), self.root.parent(relative) as (folder, name):
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
                 os.unlink(name, dir_fd=folder)
@@ -329,86 +332,36 @@ class Home:
                     shutil.rmtree(name, dir_fd=folder)
                 except RecursionError:
                     raise FileFailedError(
-                        f"{_short(path)} is nested too deep for this tool: use rm -rf in run_command"
+                        f"{short(path)} is nested too deep for this tool: use rm -rf in run_command"
                     ) from None
             else:
                 os.rmdir(name, dir_fd=folder)
-            return _kind(status.st_mode)
-
-    def shown(self, relative: bytes) -> str:
-        """Return how a path is shown: absolute, under the home's first name."""
-        return name_to_text(self._names[0] + (b"" if relative == b"." else b"/" + relative))
+            return kind_of(status.st_mode)
 
 
-def _status(name: bytes, folder: int) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _kind(mode: int) -> Kind:
-    kinds: dict[int, Kind] = {
-        stat.S_IFREG: "file",
-        stat.S_IFDIR: "directory",
-        stat.S_IFLNK: "symlink",
-        stat.S_IFIFO: "fifo",
-        stat.S_IFSOCK: "socket",
-    }
-    return kinds.get(stat.S_IFMT(mode), "device")
-
-
-def _entry(relative: bytes, status: os.stat_result) -> Entry:
-    return Entry(
-        name_to_text(relative), _kind(status.st_mode), status.st_size, round(status.st_mtime, 3)
+def _same(before: os.stat_result, now: os.stat_result | None) -> bool:
+    return now is not None and (before.st_ino, before.st_size, before.st_mtime_ns) == (
+        now.st_ino,
+        now.st_size,
+        now.st_mtime_ns,
     )
 
 
-def _expect_file(fd: int, path: str) -> os.stat_result:
-    status = os.fstat(fd)
-    _expect_kind(status, path)
-    return status
+def _too_large(path: str, size: int, limit: int) -> str:
+    return (
+        f"{short(path)} has {size} bytes, the limit is {limit} (MAX_FILE_BYTES): "
+        "edit it with sed or a script in run_command"
+    )
 
 
-def _expect_kind(status: os.stat_result, path: str) -> None:
-    kind = _kind(status.st_mode)
-    if kind == "directory":
-        raise FileFailedError(
-            f"{_short(path)} is a directory, not a file: list_files shows what is in it"
-        )
-    if kind != "file":
-        raise FileFailedError(f"{_short(path)} is a {kind}, not a regular file")
-
-
-def _short(path: str) -> str:
-    """Return a path as an error shows it."""
-    return path if len(path) <= SHOWN_CHARS else f"{path[:SHOWN_CHARS]}..."
-
-
-@contextlib.contextmanager
-def _explained(verb: str, path: str) -> Iterator[None]:
-    """Turn an OSError into words that say what to do next."""
-    try:
-        yield
-    except OSError as exc:
-        shown = _short(path) or "the home"
-        if exc.errno == errno.EXDEV:
-            raise PathRefusedError(
-                f"cannot {verb} {shown}: it leads outside the home, by `..` or a link "
-                "(absolute links are not followed)"
-            ) from exc
-        reason = _REASONS.get(exc.errno or 0) or exc.strerror or str(exc)
-        raise FileFailedError(f"cannot {verb} {shown}: {reason}") from exc
-
-
-_REASONS: Final = {
-    errno.ENOENT: "no such file or directory (list_files shows what there is)",
-    errno.EEXIST: "it exists already (create_only was set)",
-    errno.ENOTEMPTY: "the directory is not empty (recursive=true deletes what is in it too)",
-    errno.ENOTDIR: "a part of the path is not a directory",
-    errno.ENOSPC: "no space is left in the home; the old content is unchanged",
-    errno.EDQUOT: "the home's quota is used up; the old content is unchanged",
-    errno.ENAMETOOLONG: "a name in the path is too long (255 bytes at most, 4095 in all)",
-    errno.ELOOP: "too many links on the way",
-    errno.ENXIO: "it is a fifo or a device, not a regular file",
+_MOVE_REASONS: Final = {
+    errno.EEXIST: (
+        "something is there already, and it was left alone; new_path is the whole new path, "
+        "also when it is to be in a folder that exists (overwrite=true replaces a file)"
+    ),
+    errno.ENOTEMPTY: "a folder is there that is not empty: delete_file it first, or use another path",
+    errno.EISDIR: "a folder is there: new_path is the whole new path, such as folder/name",
+    errno.ENOTDIR: "a file is there, and a folder cannot replace it: delete_file it first",
+    errno.EINVAL: "a folder cannot be moved into itself",
+    errno.EXDEV: "it is on another file system: use mv in run_command",
 }

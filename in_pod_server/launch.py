@@ -79,7 +79,9 @@ class Launcher:
                     path.write_bytes(script)
                     what = [os.fsencode(path)]
                 source = (
-                    stack.enter_context(_as_file(stdin)).fileno() if stdin else subprocess.DEVNULL
+                    stack.enter_context(memory_file(stdin)).fileno()
+                    if stdin
+                    else subprocess.DEVNULL
                 )
                 child = subprocess.Popen(
                     [os.fsencode(SHELL), b"--noprofile", b"--norc", *what],
@@ -172,9 +174,9 @@ def _offer_to_oom_killer(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(OOM_SCORE, "ascii")
 
 
-def _as_file(data: bytes) -> BinaryIO:
-    """Hold stdin in a memory file: nothing has to be fed, and nothing can block on it."""
-    file = cast("BinaryIO", os.fdopen(os.memfd_create("stdin"), "r+b"))
+def memory_file(data: bytes) -> BinaryIO:
+    """Hold a program's input in a memory file: nothing has to be fed, and nothing can block on it."""
+    file = cast("BinaryIO", os.fdopen(os.memfd_create("podpipe"), "r+b"))
     file.write(data)
     file.seek(0)
     return file

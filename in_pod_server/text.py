@@ -44,6 +44,24 @@ def decode_within(data: bytes, limit: int, *, final: bool) -> Decoded:
     return decoded
 
 
+def decode_end_within(data: bytes, limit: int) -> Decoded:
+    """Decode as much from the end of `data` as takes at most `limit` bytes in a message."""
+    data = _from_a_character_on(data)
+    decoded = decode(data, final=True)
+    while (size := json_size(decoded.text)) > limit:
+        data = _from_a_character_on(data[-min(len(data) * limit // size, len(data) - 1) :])
+        decoded = decode(data, final=True)
+    return decoded
+
+
+def _from_a_character_on(data: bytes) -> bytes:
+    """Leave out the rest of a character that was cut off at the start."""
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:] if start < len(data) else data
+
+
 def _incomplete(data: bytes) -> int:
     decoder = _Utf8("backslashreplace")
     decoder.decode(data[-4:])

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from in_pod_server import confine, files
+from in_pod_server import atomic, confine, files, listing
 from in_pod_server.confine import Opener, best_opener, open_beneath, walk_beneath
 from in_pod_server.errors import FileFailedError, PathRefusedError
 from in_pod_server.files import Home
@@ -156,6 +156,11 @@ def test_nothing_outside_is_read_written_listed_or_deleted(
         lambda: home.append(path + "/x", b"evil", mode=None),
         lambda: home.open_log(path + "/x"),
         lambda: home.delete(path + "/x", recursive=True),
+        lambda: home.edit(path, "S", "X", replace_all=True, max_bytes=100),
+        lambda: home.move(path + "/x", "f2", overwrite=True),
+        lambda: home.move("f", path + "/x", overwrite=True),
+        lambda: home.info(path + "/x", sha256=True),
+        lambda: home.read_tail(path, 1, 100),
     )
     for attempt in attempts:
         with pytest.raises((PathRefusedError, FileFailedError)):
@@ -308,6 +313,9 @@ def test_odd_names_round_trip(home: Home, root: Path, name: bytes) -> None:
     (entry,) = home.entries("", recursive=True, max_entries=9).entries
     assert entry.path == shown
     assert home.read(written.path, 0, 1000) == (name, len(name))
+    assert home.info(asked, sha256=True).sha256 == hashlib.sha256(name).hexdigest()
+    assert home.move(asked, "plain", overwrite=False)[2] == "file"
+    assert home.move("plain", asked, overwrite=False)[1] == f"{root}/{shown}"
     assert home.delete(asked, recursive=False) == "file"
     write(home, f"{asked}/{asked}", name) if len(name) < 255 else None
 
@@ -511,12 +519,12 @@ def test_a_listing_is_ordered_counted_and_cut(home: Home, root: Path) -> None:
 def test_a_huge_tree_is_counted_up_to_a_limit(
     home: Home, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LIST_SCAN_LIMIT", 10)
+    monkeypatch.setattr(listing, "LIST_SCAN_LIMIT", 10)
     for number in range(30):
         (root / f"{number:02}").mkdir()
-    listing = home.entries("", recursive=True, max_entries=5)
-    assert (len(listing.entries), listing.complete) == (5, False)
-    assert listing.total >= 10
+    found = home.entries("", recursive=True, max_entries=5)
+    assert (len(found.entries), found.complete) == (5, False)
+    assert found.total >= 10
 
 
 def test_deleting_takes_what_was_asked_and_nothing_more(home: Home, root: Path) -> None:
@@ -558,6 +566,130 @@ def test_a_tree_too_deep_for_the_tool_is_said(home: Home, root: Path) -> None:
     else:
         home.delete("d", recursive=True)
     assert home.entries("", recursive=True, max_entries=1).total == 0
+
+
+# --- looking at and moving -----------------------------------------------------------------------------------
+
+
+def test_an_entry_is_told_without_following_it(home: Home, traps: Path) -> None:
+    (traps / "f").chmod(0o640)
+    info = home.info("f", sha256=True)
+    assert (info.type, info.size, info.mode) == ("file", 6, 0o640)
+    assert info.sha256 == hashlib.sha256(b"inside").hexdigest()
+    assert home.info("f", sha256=False).sha256 is None
+    for name, target in (("abs", "/etc/passwd"), ("rel", "../secret"), ("dangling", "d/new")):
+        link = home.info(name, sha256=True)
+        assert (link.type, link.link_target, link.sha256) == ("symlink", target, None)
+    assert home.info("", sha256=True).type == "directory"
+    with pytest.raises(FileFailedError, match="no such file"):
+        home.info("nope", sha256=False)
+
+
+def test_a_sum_that_takes_too_long_is_refused(
+    home: Home, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "f").write_bytes(b"x")
+    monkeypatch.setattr(files, "HASH_SECONDS", -1)
+    with pytest.raises(FileFailedError, match="sha256sum in run_command"):
+        home.info("f", sha256=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "limit", "tail"),
+    [
+        (b"a\nb\nc\n", 1, 99, b"c\n"),
+        (b"a\nb\nc", 2, 99, b"b\nc"),
+        (b"a\nb\nc\n", 3, 99, b"a\nb\nc\n"),
+        (b"a\nb\nc\n", 9, 99, b"a\nb\nc\n"),
+        (b"a\n\n\n", 2, 99, b"\n\n"),
+        (b"\n", 1, 99, b"\n"),
+        (b"", 5, 99, b""),
+        (b"a\nlong line\n", 1, 5, b"line\n"),
+    ],
+)
+def test_the_last_lines_are_found_from_the_end(
+    home: Home, root: Path, data: bytes, lines: int, limit: int, tail: bytes
+) -> None:
+    (root / "f").write_bytes(data)
+    assert home.read_tail("f", lines, limit) == (tail, len(data))
+
+
+@pytest.fixture(params=["flag", "by hand"])
+def no_replace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to move without replacing: the kernel's, and where a file system has none."""
+    if request.param == "by hand":
+
+        def unknown(*_: object) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+        monkeypatch.setattr(atomic, "_rename_noreplace", unknown)
+
+
+@pytest.mark.usefixtures("no_replace")
+def test_a_move_takes_files_folders_and_links_and_makes_parents(home: Home, root: Path) -> None:
+    (root / "d" / "sub").mkdir(parents=True)
+    (root / "d" / "sub" / "x").write_text("x")
+    (root / "link").symlink_to("/etc")
+    assert home.move("d/sub/x", "new/er/y", overwrite=False) == (
+        f"{root}/d/sub/x",
+        f"{root}/new/er/y",
+        "file",
+    )
+    assert home.move("/workspace/d", "e", overwrite=False)[2] == "directory"
+    assert home.move("link", "e/link", overwrite=False)[2] == "symlink"
+    assert os.readlink(root / "e" / "link") == "/etc"
+    assert sorted(str(p.relative_to(root)) for p in root.rglob("*")) == [
+        "e",
+        "e/link",
+        "e/sub",
+        "new",
+        "new/er",
+        "new/er/y",
+    ]
+
+
+@pytest.mark.usefixtures("no_replace")
+@pytest.mark.parametrize("there", ["file", "folder", "dangling"])
+@pytest.mark.parametrize("moved", ["f", "d"])
+def test_a_move_never_replaces_unless_told(home: Home, root: Path, there: str, moved: str) -> None:
+    (root / "f").write_text("moved")
+    (root / "d").mkdir()
+    (root / "file").write_text("precious")
+    (root / "folder" / "in").mkdir(parents=True)
+    (root / "dangling").symlink_to("nowhere")
+    before = sorted(root.rglob("*"))
+    with pytest.raises(FileFailedError, match="something is there already"):
+        home.move(moved, there, overwrite=False)
+    assert sorted(root.rglob("*")) == before
+    assert (root / "file").read_text() == "precious"
+    if moved == "f" and there != "folder":
+        home.move(moved, there, overwrite=True)
+        assert (root / there).read_text() == "moved"
+        assert not (root / "nowhere").exists()
+    else:
+        with pytest.raises(FileFailedError, match=r"a (file|folder) is there"):
+            home.move(moved, "file" if moved == "d" else there, overwrite=True)
+        assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("no_replace")
+def test_a_move_that_cannot_be_leaves_everything(home: Home, root: Path) -> None:
+    (root / "d" / "sub").mkdir(parents=True)
+    before = sorted(root.parent.rglob("*"))
+    with pytest.raises(FileFailedError, match="into itself"):
+        home.move("d", "d/sub/d", overwrite=False)
+    with pytest.raises(FileFailedError, match="no such file"):
+        home.move("nope", "new/x", overwrite=False)
+    for path, new_path in (
+        ("d", "../d"),
+        ("../secret", "s"),
+        ("~", "x"),
+        ("d", "."),
+        ("d", "/etc/d"),
+    ):
+        with pytest.raises(PathRefusedError):
+            home.move(path, new_path, overwrite=True)
+    assert sorted(root.parent.rglob("*")) == before
 
 
 # --- the tools ---------------------------------------------------------------------------------------------
@@ -717,3 +849,90 @@ async def test_the_tools_share_one_new_folder(sandbox: Sandbox) -> None:
                 tasks.start_soon(sandbox.client.call_tool, "write_file", call)
     ran = await sandbox.call("run_command", command="cd a/b/c && cat $(seq 0 19) && ls | wc -l")
     assert ran["stdout"] == "".join(map(str, range(20))) + "20\n"
+
+
+async def test_the_last_lines_of_a_log_are_read_and_followed(sandbox: Sandbox) -> None:
+    (sandbox.home / "log").write_text("".join(f"line {n} é\n" for n in range(100_000)))
+    result = await sandbox.client.call_tool("read_file", {"path": "log", "tail_lines": 2})
+    tail = data_of(result)
+    assert tail["content"] == "line 99998 é\nline 99999 é\n"
+    assert tail["offset"] == tail["size"] - tail["bytes_read"] > 0
+    assert text_of(result).endswith(f"[bytes {tail['offset']} to {tail['size']} of {tail['size']}]")
+    await sandbox.call("write_file", path="log", content="more", append=True)
+    more = await sandbox.call("read_file", path="log", offset=tail["next_offset"])
+    assert more["content"] == "more"
+    cut = await sandbox.client.call_tool(
+        "read_file", {"path": "log", "tail_lines": 90_000, "max_bytes": 5_000_000}
+    )
+    assert len(cut.model_dump_json(by_alias=True).encode()) < 1_000_000
+    assert data_of(cut)["content"].endswith("more")
+    assert "not all of 90000 lines" in text_of(cut)
+    exact = await sandbox.call("read_file", path="log", tail_lines=1, encoding="base64")
+    assert base64.b64decode(exact["content"]) == b"more"
+    (sandbox.home / "empty").touch()
+    empty = await sandbox.client.call_tool("read_file", {"path": "empty", "tail_lines": 3})
+    assert text_of(empty) == "[empty]"
+    said = await sandbox.refused("read_file", path="log", tail_lines=1, offset=1)
+    assert "exclude each other" in said
+
+
+@pytest.mark.parametrize("unit", [b"\xe2\x82\xac", b"\x00", b"\xff", b'"'])
+async def test_a_tail_of_one_endless_line_fits_a_message(sandbox: Sandbox, unit: bytes) -> None:
+    (sandbox.home / "f").write_bytes(unit * (1_000_000 // len(unit)))
+    result = await sandbox.client.call_tool(
+        "read_file", {"path": "f", "tail_lines": 1, "max_bytes": 999_999}
+    )
+    assert len(result.model_dump_json(by_alias=True).encode()) < 1_000_000
+    tail = data_of(result)
+    assert tail["bytes_read"] > 50_000
+    assert tail["offset"] + tail["bytes_read"] == tail["size"]
+    assert "not all of 1 lines" in text_of(result)
+
+
+async def test_a_glob_chooses_what_is_listed(sandbox: Sandbox) -> None:
+    for name in ("a.py", "b.txt", "src/c.py", "src/deep/d.py", "src/deep/e.js"):
+        path = sandbox.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    async def listed(**arguments: Any) -> list[str]:
+        found = await sandbox.call("list_files", **arguments)
+        assert found["total"] == len(found["entries"])
+        return [entry["path"] for entry in found["entries"]]
+
+    assert await listed(glob="*.py") == ["a.py"]
+    assert await listed(glob="*.py", recursive=True) == ["a.py", "src/c.py", "src/deep/d.py"]
+    assert await listed(glob="**/*.py") == ["a.py", "src/c.py", "src/deep/d.py"]
+    assert await listed(glob="src/*") == ["src/c.py", "src/deep"]
+    assert await listed(path="src", glob="deep/*.{js,ts}") == ["src/deep/e.js"]
+    nothing = await sandbox.client.call_tool("list_files", {"glob": "*.rs"})
+    assert text_of(nothing) == "nothing matches *.rs"
+    assert "not closed" in await sandbox.refused("list_files", glob="{a")
+
+
+async def test_entries_are_looked_at_and_moved_by_the_tools(sandbox: Sandbox) -> None:
+    (sandbox.home / "f").write_text("x")
+    (sandbox.home / "f").chmod(0o600)
+    (sandbox.home / "link").symlink_to("f")
+    looked = await sandbox.client.call_tool("file_info", {"path": "f", "sha256": True})
+    info = data_of(looked)
+    assert text_of(looked).startswith(f"file {sandbox.home}/f, 1 bytes, mode 600, ")
+    assert text_of(looked).endswith(f"sha256 {hashlib.sha256(b'x').hexdigest()}")
+    assert info.pop("mtime") > 0
+    assert info == {
+        "path": f"{sandbox.home}/f",
+        "type": "file",
+        "size": 1,
+        "mode": "600",
+        "link_target": None,
+        "sha256": hashlib.sha256(b"x").hexdigest(),
+    }
+    link = await sandbox.client.call_tool("file_info", {"path": "link"})
+    assert f"symlink {sandbox.home}/link -> f, " in text_of(link)
+    moved = await sandbox.client.call_tool("move_file", {"path": "f", "new_path": "d/g"})
+    assert text_of(moved) == f"moved file {sandbox.home}/f to {sandbox.home}/d/g"
+    assert data_of(moved) == {
+        "path": f"{sandbox.home}/d/g",
+        "old_path": f"{sandbox.home}/f",
+        "type": "file",
+    }

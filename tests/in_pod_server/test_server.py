@@ -34,7 +34,11 @@ def test_the_tools_have_the_names_that_the_host_forwards() -> None:
         "stop_process",
         "write_file",
         "read_file",
+        "edit_file",
         "list_files",
+        "search_files",
+        "file_info",
+        "move_file",
         "delete_file",
     ]
     assert [tool["name"] for tool in TOOLSETS["blobs"]] == [
@@ -73,10 +77,12 @@ def test_reading_tools_say_so_and_running_tools_warn() -> None:
         "read_output",
         "read_file",
         "list_files",
+        "search_files",
+        "file_info",
         "list_blobs",
         "read_blob",
     }
-    for name in ("run_command", "start_background", "write_file", "delete_file", "stop_process"):
+    for name in set(TOOLS) - reading:
         assert TOOLS[name]["annotations"]["destructiveHint"]
 
 
