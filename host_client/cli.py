@@ -37,6 +37,7 @@ from in_pod_server.contract import DIAL_ARGV
 if TYPE_CHECKING:
     from host_client.host import Host
     from host_client.session import SandboxSession
+    from host_client.transfer import Meter, Outcome
 
 EXIT_INTERRUPTED = 130
 EXIT_TIMED_OUT = 124
@@ -44,6 +45,10 @@ EXIT_TIMED_OUT = 124
 FOLLOW_SECONDS = 20.0
 """How long one look at a command's output waits for more of it."""
 STOP_SECONDS = 10.0
+QUIET_SECONDS = 2.0
+"""What takes no longer needs no progress."""
+LINE_SECONDS = 10.0
+BAR_SECONDS = 0.1
 START_PATIENCE_SECONDS = 600.0
 """How long the command line waits for an image to be pulled; a person can interrupt it."""
 
@@ -51,6 +56,7 @@ EXAMPLES = """\
 examples:
   podpipe create --name work --ttl 120      a sandbox that lives two hours, found again as "work"
   podpipe run work -- python3 --version     run a command in it; ends with the command's exit code
+  podpipe put work src notes.md in/         copy into its home; get and sync are the other ways
   podpipe suspend work                      free its resources; the next call resumes it
   podpipe list --json
   podpipe connect work                      raw MCP pipe to the daemon, for any MCP client
@@ -134,6 +140,24 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")
     run.add_argument("--workdir", default="", help="default: the home")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
+    put = add(
+        "put",
+        _put,
+        "Copy files and folders into a sandbox, verified.",
+        "put work data/ notes.md in/",
+    )
+    put.add_argument("paths", nargs="+", metavar="LOCAL", help="what to copy, and last where to")
+    get = add("get", _get, "Copy a file or folder from a sandbox, verified.", "get work out/ .")
+    get.add_argument("remote", help="what to copy, in the home")
+    get.add_argument("local", nargs="?", default=".", help="where to; default: here")
+    sync = add(
+        "sync", _sync, "Make a folder in a sandbox like one here, or the reverse.",
+        "sync work src src --delete",
+    )  # fmt: skip
+    sync.add_argument("local", help="the folder on this machine")
+    sync.add_argument("remote", help="the folder in the home")
+    sync.add_argument("--delete", action="store_true", help="remove what only the copy has")
+    sync.add_argument("--from-sandbox", action="store_true", help="the one here is the copy")
     add("suspend", _suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
     add("resume", _resume, "Start a suspended sandbox again.", "resume work")
     extend = add("extend", _extend, "Let a sandbox live longer.", "extend work 120")
@@ -353,6 +377,93 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
         raise PodpipeError("\n".join(c.get("text", "") for c in answer.get("content", [])))
     facts: dict[str, Any] = answer["structuredContent"]
     return facts
+
+
+async def _put(settings: Settings, arguments: argparse.Namespace) -> int:
+    *local, remote = arguments.paths if len(arguments.paths) > 1 else (*arguments.paths, "")
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.put(arguments.sandbox, local, remote, meter),
+    )
+
+
+async def _get(settings: Settings, arguments: argparse.Namespace) -> int:
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.get(
+            arguments.sandbox, arguments.remote, arguments.local, meter
+        ),
+    )
+
+
+async def _sync(settings: Settings, arguments: argparse.Namespace) -> int:
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.sync(
+            arguments.sandbox,
+            arguments.local,
+            arguments.remote,
+            delete=arguments.delete,
+            from_sandbox=arguments.from_sandbox,
+            meter=meter,
+        ),
+    )
+
+
+async def _transfer(
+    settings: Settings,
+    arguments: argparse.Namespace,
+    begin: Callable[[Host, Meter], Awaitable[Outcome]],
+) -> int:
+    """Copy, show how far it is, and list what was left out."""
+    from host_client.transfer import Meter, kept_text, shown
+
+    async with _host(settings) as host:
+        with _watched() as progress:
+            await _patiently(host, arguments.sandbox, progress)
+        meter = Meter()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_show_meter, meter)
+                outcome = await begin(host, meter)
+                tasks.cancel_scope.cancel()
+        except anyio.get_cancelled_exc_class():
+            print(
+                "podpipe: interrupted. What is complete is in its place; the same command goes on "
+                f"from there{kept_text(meter)}",
+                file=sys.stderr,
+            )
+            raise
+    for path, why in outcome.refused:
+        print(f"podpipe: left out: {shown(path)}: {shown(why)}", file=sys.stderr)
+    if outcome.unlisted:
+        print(f"podpipe: left out: {outcome.unlisted} more", file=sys.stderr)
+    _print(arguments, outcome.text(), outcome.to_json())
+    return EXIT_DONE
+
+
+async def _show_meter(meter: Meter) -> None:
+    """A bar on a terminal; elsewhere a line now and then for what takes longer."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(meter.verb, total=None)
+            while True:
+                await anyio.sleep(BAR_SECONDS)
+                text = f"{meter.verb} {meter.files} files" if meter.files else meter.verb
+                bar.update(task, description=text, total=meter.total, completed=meter.done)
+    pause = QUIET_SECONDS
+    while True:
+        await anyio.sleep(pause)
+        print(f"podpipe: {meter.text()}", file=sys.stderr, flush=True)
+        pause = LINE_SECONDS
 
 
 async def _suspend(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -51,6 +51,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "PODPIPE_USER": ("OS user @ machine", "whose sandboxes and home; never a tool's argument"),
     "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
     "PODPIPE_TOOLSET": ("default", "tools that serve offers: default, blobs, or both"),
+    "PODPIPE_ALLOWED_DIRS": (
+        "",
+        "folders here that upload_file and download_file may touch, separated by `:`; empty: none",
+    ),
     "PODPIPE_ENV_FILE": (".env", "file with further settings, NAME=value a line"),
     "PODPIPE_LOG_LEVEL": ("WARNING", "what goes to stderr: DEBUG, INFO, WARNING, ERROR"),
 }
@@ -120,6 +124,8 @@ class Settings:
     user: str = "user"
     session: str = ""
     toolsets: tuple[str, ...] = ("default",)
+    allowed_dirs: tuple[str, ...] = ()
+    """Absolute folders of this machine that the transfer tools may touch."""
     log_level: str = "WARNING"
     env_file: Path | None = None
     """The `.env` file that was read, if any."""
@@ -183,6 +189,7 @@ class Settings:
             user=env.get("PODPIPE_USER", "") or default_user(),
             session=env.get("PODPIPE_SESSION", ""),
             toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
+            allowed_dirs=_folders(env.get("PODPIPE_ALLOWED_DIRS", ""), "PODPIPE_ALLOWED_DIRS"),
             log_level=_log_level(text("PODPIPE_LOG_LEVEL", defaults.log_level)),
             env_file=env_file,
             environment=process | ({"KUBECONFIG": k} if (k := env.get("KUBECONFIG", "")) else {}),
@@ -259,6 +266,14 @@ def _label(text: str, name: str) -> str:
 
 def _words(text: str) -> list[str]:
     return [word for word in re.split(r"[\s,]+", text) if word]
+
+
+def _folders(text: str, name: str) -> tuple[str, ...]:
+    found = tuple(str(Path(part).expanduser()) for part in text.split(os.pathsep) if part.strip())
+    for folder in found:
+        if not Path(folder).is_absolute():
+            raise UsageError(f"{name} names {folder!r}, which is not an absolute path")
+    return found
 
 
 def _toolsets(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from host_client.errors import PrerequisiteError
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
 from host_client.session import Pipes, Sessions
+from host_client.transfer import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Host:
         self._pipes: Pipes | None = None
         self._launcher: Launcher | None = None
         self._sessions: Sessions | None = None
+        self._transfers: Transfers | None = None
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -80,3 +82,9 @@ class Host:
         """Calls on them. Raises as `kubectl`."""
         self._sessions = self._sessions or Sessions(self.launcher, self.pipes)
         return self._sessions
+
+    @property
+    def transfers(self) -> Transfers:
+        """Files to and from them. Raises as `kubectl`."""
+        self._transfers = self._transfers or Transfers(self.kubectl, self.sessions, self._tasks)
+        return self._transfers

@@ -24,11 +24,12 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
-from host_client import __version__
+from host_client import __version__, stdio
 from host_client.config import Settings
-from host_client.errors import PodpipeError, root_cause
+from host_client.errors import PodpipeError, StillStarting, root_cause
 from host_client.host import Host
 from host_client.launcher import Progress, Status
+from host_client.transfer import Meter, Outcome, allowed
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ def build_server(host: Host) -> MCPServer[Any]:
     settings = host.settings
     tools: list[Tool] = []
     if "default" in settings.toolsets:
-        tools += _lifecycle_tools(host)
+        tools += _lifecycle_tools(host) + _transfer_tools(host)
     for toolset in settings.toolsets:
         tools += [_PodTool.make(listed, forward) for listed in _pod_tools(toolset)]
     return MCPServer(
@@ -351,6 +352,98 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
     ]
 
 
+def _transfer_tools(host: Host) -> list[Tool]:
+    folders = host.settings.allowed_dirs
+    host_path_type = Annotated[
+        str,
+        Field(
+            description="Absolute path on the user's machine, below a folder that the user allows: "
+            + (", ".join(folders) or "none so far (PODPIPE_ALLOWED_DIRS)"),
+        ),
+    ]
+    pod_path_type = Annotated[
+        str, Field(description="In the sandbox's home; relative to it or absolute")
+    ]
+
+    async def transfer(
+        context: Context[Any, Any],
+        direction: str,
+        ref: str,
+        here: str,
+        there: str,
+        begin: Callable[[Meter], Coroutine[Any, Any, Outcome]],
+    ) -> CallToolResult:
+        async with _refusals(), _progress(context) as progress:
+            began = anyio.current_time()
+            await host.sessions.open(ref, progress=progress)
+            progress("copying")
+            left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
+            try:
+                outcome = await host.transfers.within(left, (direction, ref, here, there), begin)
+            except StillStarting as waiting:
+                return _answer(str(waiting), {"done": False, "detail": waiting.detail})
+        facts = outcome.to_json()
+        text = outcome.text()
+        for entry in facts["refused"][:20]:
+            text += f"\nleft out: {entry['path']}: {entry['reason']}"
+        if more := len(facts["refused"][20:]) + outcome.unlisted:
+            text += f"\nleft out: {more} more"
+        return _answer(text, {"done": True, **facts, "refused": facts["refused"][:200]})
+
+    async def upload_file(
+        context: Context[Any, Any],
+        sandbox_id: SandboxId,
+        host_path: host_path_type,
+        path: pod_path_type = ".",
+    ) -> CallToolResult:
+        async with _refusals():
+            real = allowed(host_path, folders)
+        return await transfer(
+            context, "up", sandbox_id, host_path, path,
+            lambda meter: host.transfers.put(sandbox_id, [real], path, meter),
+        )  # fmt: skip
+
+    async def download_file(
+        context: Context[Any, Any],
+        sandbox_id: SandboxId,
+        path: pod_path_type,
+        host_path: host_path_type,
+    ) -> CallToolResult:
+        async with _refusals():
+            # `get` asks by its end whether it is a folder to copy into; realpath takes that off.
+            real = allowed(host_path, folders) + ("/" if host_path.endswith("/") else "")
+        return await transfer(
+            context, "down", sandbox_id, host_path, path,
+            lambda meter: host.transfers.get(sandbox_id, path, real, meter),
+        )  # fmt: skip
+
+    hints = ToolAnnotations(
+        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+    )
+    common = (
+        " Files and whole folders of any size, each file verified by SHA-256; modes, times and "
+        "links that stay inside are kept. Where that is a folder that exists, or ends with /, it is "
+        "copied into. Says so if it takes longer than a call may: call again with the same "
+        "arguments."
+    )
+    return [
+        Tool.from_function(
+            upload_file,
+            title="Upload from the user's machine",
+            description="Copy a file or a folder from the user's machine into a sandbox." + common,
+            annotations=hints,
+            structured_output=False,
+        ),
+        Tool.from_function(
+            download_file,
+            title="Download to the user's machine",
+            description="Copy a file or a folder from a sandbox to the user's machine." + common,
+            annotations=hints,
+            structured_output=False,
+        ),
+    ]
+
+
 async def serve_stdio(settings: Settings) -> None:
     """Serve MCP on stdin and stdout until stdin ends; logs go to stderr."""
     logging.basicConfig(
@@ -359,4 +452,4 @@ async def serve_stdio(settings: Settings) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     async with Host(settings) as host:
-        await build_server(host).run_stdio_async()
+        await stdio.serve(build_server(host))

@@ -20,11 +20,16 @@ from host_client.errors import (
     PodpipeError,
     PrerequisiteError,
 )
-from tests.bench import report, row_create, row_run, row_session
+from tests.bench import report, row_create, row_run, row_session, row_transfer
 from tests.bench.harness import Result, Row, measure
 from tests.bench.lab import Lab
 
-ROWS: tuple[Row[Lab], ...] = (*row_run.ROWS, *row_session.ROWS, *row_create.ROWS)
+ROWS: tuple[Row[Lab], ...] = (
+    *row_run.ROWS,
+    *row_session.ROWS,
+    *row_create.ROWS,
+    *row_transfer.ROWS,
+)
 EXIT_INTERRUPTED = 130
 
 EPILOG = """\

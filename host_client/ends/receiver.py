@@ -1,0 +1,542 @@
+"""The receiving end: nothing that the sender says can make it write outside its target.
+
+Only plain files, folders and links that stay inside are made, each below folders that were made or
+opened without following a link. A file is written beside its place, read back, compared by SHA-256
+with what the sender read, and renamed into place; until then the old one stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+
+from host_client.ends import places, wire
+from host_client.ends.sender import MAX_ENTRIES, UNLISTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Parts = tuple[str, ...]
+
+BATCH = 400
+KEEP_BYTES = 1024 * 1024
+"""An unfinished file of at least so many bytes is kept for the next try."""
+MAX_LISTED = 1000
+"""Refusals and failures that are listed one by one."""
+_LISTING_BYTES = 4096
+_MOST = 1 << 62
+"""Sizes, and nanoseconds since 1970."""
+_KEPT_BITS = 0o777
+"""Never setuid, setgid or sticky."""
+
+
+class Target:
+    """Where to receive.
+
+    Args:
+        path: absolute, as realpath gives it.
+        contents: what arrives is the contents of this folder, made if need be.
+        into: it is a folder, made if need be, that what arrives goes into.
+        delete: remove what did not arrive (with `contents` only).
+    """
+
+    def __init__(self, path: str, *, contents: bool, into: bool, delete: bool) -> None:
+        self.path = path
+        self.contents = contents
+        self.into = into
+        self.delete = delete
+
+    def open(self) -> tuple[places.Tree, str]:
+        """The tree to write below, and the name that the one thing that arrives gets, if another.
+
+        Raises:
+            OSError: it is no folder, or cannot be made.
+        """
+        if self.contents or self.into or os.path.isdir(self.path):
+            return places.Tree(places.open_folder(self.path, create=True)), ""
+        parent, name = os.path.split(self.path)
+        return places.Tree(places.open_folder(parent, create=True)), name
+
+
+class _File:
+    """A file that is offered, and what is known of it."""
+
+    __slots__ = ("have", "parts", "same", "size", "summed")
+
+    def __init__(self, parts: Parts, size: int) -> None:
+        self.parts = parts
+        self.size = size
+        self.have = 0
+        self.same = False
+        """Whether what we have is the file in its place, not an unfinished one."""
+        self.summed: Any = None
+
+
+class _Writing:
+    """The file that is under way."""
+
+    def __init__(self, number: int, file: _File, offset: int, size: int, mode: int, mtime: int):
+        self.number = number
+        self.file = file
+        self.offset = offset
+        self.size = size
+        self.mode = mode & _KEPT_BITS
+        self.mtime = mtime
+        self.fd = -1
+        self.error = ""
+        self.summed = file.summed if offset else hashlib.sha256()
+
+    def add(self, data: bytes | None, count: int) -> None:
+        """Write the next stretch, or leave a hole, and read it back."""
+        end = self.offset + count
+        if end > self.size or count > wire.MAX_PAYLOAD:
+            raise wire.Broken("a file has more bytes than were announced")
+        if data is None:
+            os.ftruncate(self.fd, end)
+        else:
+            rest = memoryview(data)
+            at = self.offset
+            while rest:
+                done = os.pwrite(self.fd, rest, at)
+                at += done
+                rest = rest[done:]
+        while self.offset < end:
+            back = os.pread(self.fd, end - self.offset, self.offset)
+            if not back:
+                raise OSError(errno.EIO, "what was written is not there")
+            self.summed.update(back)
+            self.offset += len(back)
+
+
+class Receiver:
+    """One transfer, as its receiving end sees it.
+
+    Args:
+        channel: to the sender.
+        target: where to.
+        on_bytes: told of every stretch that has arrived, or need not.
+        on_total: told how many files and bytes that will be.
+    """
+
+    def __init__(
+        self,
+        channel: wire.Channel,
+        target: Target,
+        on_bytes: Callable[[int], None],
+        on_total: Callable[[int, int], None],
+    ) -> None:
+        self._channel = channel
+        self._target = target
+        self._on_bytes = on_bytes
+        self._on_total = on_total
+        self._tree: places.Tree = None  # type: ignore[assignment]  # opened by `run`
+        self._rename = ""
+        self._seen: set[Parts] = set()
+        self._folders: dict[Parts, tuple[int, int]] = {}
+        self._new: set[Parts] = set()
+        self._files: list[_File | None] = []
+        self._links: list[tuple[Parts, str, int]] = []
+        self._pending: dict[int, _File] = {}
+        self._writing: _Writing | None = None
+        self.sums: dict[int, str] = {}
+        """SHA-256 of each file that is in its place, as read back."""
+        self.bytes = 0
+        self.unchanged = 0
+        self.removed = 0
+        self.refused: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, str]] = []
+        self.unlisted = 0
+        """How many more were refused or failed than are listed."""
+        self.kept: list[str] = []
+        """Unfinished files that were left for the next try."""
+
+    def run(self) -> None:
+        """Receive everything.
+
+        Raises:
+            wire.Lost: the channel broke; `kept` says what is left of it.
+            wire.Broken: the sender does not keep to the protocol.
+            wire.Refused: either end cannot do the job at all.
+        """
+        kind, payload = self._channel.receive()  # the sender may have nothing
+        try:
+            self._tree, self._rename = self._target.open()
+        except OSError as error:
+            raise wire.Refused(f"{self._target.path}: {error.strerror}") from error
+        try:
+            while kind != wire.ENTRIES_END:
+                if kind != wire.ENTRIES:
+                    raise wire.Broken(f"{kind!r} came among the entries")
+                for entry in wire.parsed(payload, list):
+                    self._offer(entry)
+                kind, payload = self._channel.receive()
+            self._want()
+            self._take()
+            self._link()
+            if self._target.delete and self._target.contents:
+                self._remove()
+            self._finish_folders()
+        finally:
+            self._abandon()
+            self._tree.close()
+
+    def report(self) -> None:
+        """Tell the sender what became of everything."""
+        results: list[list[Any]] = [
+            ["file", number, digest] for number, digest in self.sums.items()
+        ]
+        results += [["refused", *pair] for pair in self.refused]
+        results += [["failed", *pair] for pair in self.failed]
+        results += [["count", "unlisted", self.unlisted], ["count", "removed", self.removed]]
+        for begin in range(0, len(results), BATCH):
+            self._channel.tell(wire.RESULTS, results[begin : begin + BATCH])
+        self._channel.send(wire.RESULTS_END)
+        self._channel.flush()
+
+    # --- what is offered -------------------------------------------------------------------
+
+    def _refuse(self, path: str, why: str) -> None:
+        self._list(self.refused, path, why)
+
+    def _fail(self, parts: Parts, error: OSError | str) -> None:
+        why = error if isinstance(error, str) else error.strerror or str(error)
+        self._list(self.failed, "/".join(parts), why)
+
+    def _list(self, into: list[tuple[str, str]], path: str, why: str) -> None:
+        if len(into) < MAX_LISTED:
+            into.append((path[:_LISTING_BYTES], why[:_LISTING_BYTES]))
+        else:
+            self.unlisted += 1
+
+    def _offer(self, entry: Any) -> None:
+        if type(entry) is not list or [type(value) for value in entry] != [
+            str, str, int, int, int, str,
+        ]:  # fmt: skip
+            raise wire.Broken("an entry is none")
+        path, kind, mode, mtime, size, link = entry
+        if not 0 <= size <= _MOST or not -_MOST <= mtime <= _MOST:
+            raise wire.Broken("an entry has numbers that no file has")
+        parts = tuple(path.split("/"))
+        if kind == UNLISTED:
+            self._fail(parts, f"its contents cannot be listed: {link}")
+            return
+        if self._rename:
+            parts = (self._rename, *parts[1:])
+        # Files are known by their number at both ends, so one that is refused has one, too.
+        if kind == "f":
+            self._files.append(None)
+        why = places.bad_path(parts)
+        if not why and parts in self._seen:
+            why = "it is there twice"
+        if not why and len(self._seen) >= MAX_ENTRIES:
+            raise wire.Broken("there is no end to the entries")
+        if why:
+            self._refuse(path, why)
+            return
+        self._seen.add(parts)
+        if len(parts) > 1 and parts[:-1] not in self._folders:
+            # Its folder was refused, or never offered: one line for the folder is enough.
+            if parts[:-1] not in self._seen:
+                self._refuse(path, "its folder was not offered")
+            return
+        if kind == "f":
+            self._files[-1] = _File(parts, size)
+        elif kind == "d":
+            self._make_folder(parts, mode, mtime)
+        elif kind == "l":
+            # Within what was asked for, not only within the folder that it goes into.
+            why = places.bad_link(link, len(parts) - (1 if self._target.contents else 2))
+            if why:
+                self._refuse(path, why)
+            else:
+                self._links.append((parts, link, mtime))
+            return
+        else:
+            self._refuse(path, f"a {kind[:60]}")
+            return
+        if mode & ~_KEPT_BITS and mode & (stat.S_ISUID | stat.S_ISGID) and kind == "f":
+            self._refuse(path, "its setuid and setgid bits; the file itself is kept")
+
+    def _make_folder(self, parts: Parts, mode: int, mtime: int) -> None:
+        try:
+            if self._tree.make(parts):
+                self._new.add(parts)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                self._refuse("/".join(parts), "a folder where a file or a link is already")
+            else:
+                self._fail(parts, error)
+            return
+        self._folders[parts] = (mode & _KEPT_BITS, mtime)
+
+    # --- what is wanted --------------------------------------------------------------------
+
+    def _want(self) -> None:
+        batch: list[list[Any]] = []
+        total = need = 0
+        for number, file in enumerate(self._files):
+            if file is None:
+                continue
+            if file.parts[:-1] not in self._new:
+                try:
+                    self._look(file)
+                except OSError as error:
+                    self._fail(file.parts, error)
+                    continue
+            self._pending[number] = file
+            total += file.size
+            need += 0 if file.same else file.size - file.have
+            batch.append(
+                [number, file.have, file.summed.hexdigest() if file.summed is not None else ""]
+            )
+            if len(batch) >= BATCH:
+                self._channel.tell(wire.WANTS, batch)
+                batch = []
+        space = os.fstatvfs(self._tree.root)
+        free = space.f_bavail * space.f_frsize
+        if need > free:
+            raise wire.Refused(f"{self._target.path}: {need} bytes are needed, {free} are free")
+        self._on_total(len(self._pending), total)
+        if batch:
+            self._channel.tell(wire.WANTS, batch)
+        self._channel.tell(wire.WANTS_END, total)
+        self._channel.flush()
+
+    def _look(self, file: _File) -> None:
+        """Find out what of a file is here already, in its place or unfinished."""
+        folder = self._tree.folder(file.parts[:-1])
+        for name, same in ((_part(file.parts[-1]), False), (file.parts[-1], True)):
+            try:
+                fd = os.open(
+                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+                )
+            except OSError:
+                continue  # nothing, a link, nothing that may be read: it is written anew
+            try:
+                status = os.fstat(fd)
+                if same and stat.S_ISDIR(status.st_mode):
+                    raise OSError(errno.EISDIR, "a folder is in its place")
+                enough = status.st_size == file.size if same else status.st_size <= file.size
+                if not stat.S_ISREG(status.st_mode) or not status.st_size or not enough:
+                    continue
+                file.summed = hashlib.sha256()
+                file.have = _sum(fd, status.st_size, file.summed)
+                file.same = same
+                return
+            finally:
+                os.close(fd)
+
+    # --- what arrives ----------------------------------------------------------------------
+
+    def _take(self) -> None:
+        while True:
+            kind, payload = self._channel.receive()
+            if kind == wire.DATA:
+                self._add(payload, len(payload))
+            elif kind == wire.BEGIN:
+                self._begin(wire.parsed(payload, list))
+            elif kind == wire.FINISH:
+                self._finish(wire.parsed(payload, list))
+            elif kind == wire.ZEROS:
+                self._add(None, int.from_bytes(payload, "big"))
+            elif kind == wire.UNREADABLE:
+                number, why = wire.parsed(payload, list)
+                if self._writing and self._writing.number == number:
+                    file = self._writing.file
+                    self._drop()
+                else:
+                    file = self._wanted(number)
+                self._fail(file.parts, str(why))
+            elif kind == wire.DATA_END:
+                break
+            else:
+                raise wire.Broken(f"{kind!r} came among the files")
+        for file in self._pending.values():
+            self._fail(file.parts, "it was not sent")
+
+    def _wanted(self, number: Any) -> _File:
+        if type(number) is not int or number not in self._pending:
+            raise wire.Broken("a file came that was not asked for")
+        return self._pending.pop(number)
+
+    def _begin(self, facts: list[Any]) -> None:
+        if self._writing or [type(fact) for fact in facts] != [int] * 5:
+            raise wire.Broken("a file began within another")
+        number, offset, size, mode, mtime = facts
+        file = self._wanted(number)
+        if offset not in (0, file.have) or not offset <= size <= _MOST or abs(mtime) > _MOST:
+            raise wire.Broken("a file began with numbers that no file has")
+        writing = self._writing = _Writing(number, file, offset, size, mode, mtime)
+        self._on_bytes(offset)
+        if offset and file.same:
+            if size != offset:
+                writing.error = "it changed while it was being read"
+            return
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        part = _part(file.parts[-1])
+        try:
+            folder = self._tree.folder(file.parts[:-1])
+            if not offset:
+                try:
+                    writing.fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                except FileExistsError:
+                    os.unlink(part, dir_fd=folder)
+                    writing.fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            else:
+                writing.fd = os.open(part, flags, dir_fd=folder)
+                status = os.fstat(writing.fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                    raise OSError(errno.EBUSY, "its unfinished copy was tampered with")
+        except OSError as error:
+            writing.error = error.strerror or str(error)
+
+    def _add(self, data: bytes | None, count: int) -> None:
+        writing = self._writing
+        if writing is None:
+            raise wire.Broken("bytes of no file came")
+        self._on_bytes(count)
+        if writing.error:
+            return
+        if writing.fd < 0:
+            raise wire.Broken("bytes came of a file that needs none")
+        try:
+            writing.add(data, count)
+        except OSError as error:
+            writing.error = error.strerror or str(error)
+
+    def _finish(self, facts: list[Any]) -> None:
+        writing = self._writing
+        if writing is None or [type(fact) for fact in facts] != [int, str, bool]:
+            raise wire.Broken("a file ended that had not begun")
+        number, digest, changed = facts
+        if number != writing.number:
+            raise wire.Broken("another file ended than had begun")
+        mine = writing.summed.hexdigest()
+        if changed:
+            writing.error = writing.error or "it changed while it was being read"
+        elif not writing.error and (writing.offset != writing.size or mine != digest):
+            writing.error = f"its SHA-256 is {mine} here and {digest[:64]} at the source"
+        if not writing.error:
+            try:
+                self._place(writing)
+            except OSError as error:
+                writing.error = error.strerror or str(error)
+        if writing.error:
+            self._drop()
+            self._fail(writing.file.parts, writing.error)
+            return
+        if writing.fd >= 0:
+            os.close(writing.fd)
+        self._writing = None
+        self.sums[number] = mine
+        self.bytes += writing.size
+
+    def _place(self, writing: _Writing) -> None:
+        """Give a complete file its bits, its time and its name."""
+        *above, name = writing.file.parts
+        folder = self._tree.folder(above)
+        if writing.fd < 0:
+            self.unchanged += 1
+            fd = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+            try:
+                status = os.fstat(fd)
+                if (status.st_mode & _KEPT_BITS) != writing.mode:
+                    os.fchmod(fd, writing.mode)
+                if status.st_mtime_ns != writing.mtime:
+                    os.utime(fd, ns=(writing.mtime, writing.mtime))
+            finally:
+                os.close(fd)
+            return
+        os.fchmod(writing.fd, writing.mode)
+        os.utime(writing.fd, ns=(writing.mtime, writing.mtime))
+        os.rename(_part(name), name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def _drop(self) -> None:
+        """Leave nothing of the file that is under way."""
+        writing, self._writing = self._writing, None
+        if writing and writing.fd >= 0:
+            os.close(writing.fd)
+            *above, name = writing.file.parts
+            with contextlib.suppress(OSError):
+                os.unlink(_part(name), dir_fd=self._tree.folder(above))
+
+    def _abandon(self) -> None:
+        """Keep a large unfinished file for the next try; what is small is soon sent again."""
+        writing = self._writing
+        if writing and writing.fd >= 0 and not writing.error and writing.offset >= KEEP_BYTES:
+            os.close(writing.fd)
+            self._writing = None
+            *above, name = writing.file.parts
+            self.kept.append("/".join((*above, _part(name))))
+        self._drop()
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def _link(self) -> None:
+        for parts, target, mtime in self._links:
+            part = _part(parts[-1])
+            try:
+                folder = self._tree.folder(parts[:-1])
+                try:
+                    if os.readlink(parts[-1], dir_fd=folder) == target:
+                        continue
+                except OSError:
+                    pass
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
+                os.symlink(target, part, dir_fd=folder)
+                try:
+                    os.utime(part, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+                    os.rename(part, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:
+                    os.unlink(part, dir_fd=folder)
+                    raise
+            except OSError as error:
+                self._fail(parts, error)
+
+    def _remove(self) -> None:
+        """Remove what was not offered; never when anything went wrong, as rsync has it."""
+        if self.failed:
+            return
+        for parts in ((), *self._folders):
+            with os.scandir(self._tree.folder(parts)) as found:
+                names = [entry.name for entry in found]
+            for name in names:
+                if (*parts, name) not in self._seen:
+                    try:
+                        self.removed += self._tree.remove((*parts, name))
+                    except OSError as error:
+                        self._fail((*parts, name), error)
+
+    def _finish_folders(self) -> None:
+        for parts, (mode, mtime) in reversed(self._folders.items()):
+            try:
+                folder = self._tree.folder(parts)
+                os.fchmod(folder, mode)
+                os.utime(folder, ns=(mtime, mtime))
+            except OSError as error:
+                self._fail(parts, error)
+
+
+def _part(name: str) -> str:
+    """Where a file is received until it is complete; the same at every try."""
+    return places.PART_PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def _sum(fd: int, size: int, summed: Any) -> int:
+    """Add the first `size` bytes of a file to a sum; how many there were."""
+    done = 0
+    while done < size:
+        chunk = os.read(fd, min(1 << 20, size - done))
+        if not chunk:
+            break
+        summed.update(chunk)
+        done += len(chunk)
+    return done
