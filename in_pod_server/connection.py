@@ -1,6 +1,6 @@
-"""One client on the daemon's socket: an MCP session over our own framing.
+"""One client: an MCP session over our own framing, on the daemon's socket or the host's stdio.
 
-The event loop reads and writes the socket itself. A reply is handed to the transport whole, so a
+The event loop reads and writes the stream itself. A reply is handed to the transport whole, so a
 cancelled call can never leave half a line behind; a client that does not read stops being read.
 What a call needs to know about the connection it came by, it finds as its request context.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import select
 from functools import partial
 from types import TracebackType
@@ -48,11 +49,17 @@ class Connection:
     """The session's write stream, and what its calls may ask: has the client gone, or cancelled?"""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, max_message_bytes: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        max_message_bytes: int,
+        linger_seconds: float = math.inf,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._limit = max_message_bytes
+        self._linger = linger_seconds
         self._in_flight: set[str] = set()
         self._settled = anyio.Event()
         self._write_lock = anyio.Lock()
@@ -132,15 +139,17 @@ class Connection:
 
     async def _finish(self) -> None:
         """Answer what a client asked that writes no more, unless it no longer listens either."""
-        while self._in_flight and not self._hung_up():
-            with anyio.move_on_after(HANGUP_POLL_SECONDS):
-                await self._settled.wait()
+        with anyio.move_on_after(self._linger):
+            while self._in_flight and not self._hung_up():
+                with anyio.move_on_after(HANGUP_POLL_SECONDS):
+                    await self._settled.wait()
 
     def _hung_up(self) -> bool:
         if self._writer.transport.is_closing():
             return True
         poller = select.poll()
-        poller.register(self._writer.get_extra_info("socket").fileno(), 0)
+        stream = self._writer.get_extra_info("socket") or self._writer.get_extra_info("pipe")
+        poller.register(stream.fileno(), 0)
         return bool(poller.poll(0))
 
     async def _closed(self) -> None:

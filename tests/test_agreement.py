@@ -38,9 +38,11 @@ def python_files(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("path", python_files("host_client"), ids=str)
-def test_the_host_knows_only_the_contract_of_the_pod(path: Path) -> None:
+def test_the_host_knows_only_contract_and_wire_of_the_pod(path: Path) -> None:
+    """Both ends speak MCP over the same connection; nothing else of the pod is the host's."""
     foreign = {name for name in imports(path) if name.split(".")[0] == "in_pod_server"}
-    assert {name for name in foreign if not name.startswith("in_pod_server.contract")} <= {
+    allowed = ("in_pod_server.contract", "in_pod_server.connection")
+    assert {name for name in foreign if not name.startswith(allowed)} <= {
         "in_pod_server"  # `from in_pod_server import contract`
     }
 

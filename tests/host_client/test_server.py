@@ -195,6 +195,55 @@ def test_stdin_that_ends_ends_the_server(serve: Serve) -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"garbage", -32700),
+        (b'{"x":"\xff\xfe"}', -32700),
+        (b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"\\ud800"}}', -32700),
+        (b"[]", -32600),
+    ],
+)
+def test_a_line_that_is_no_request_gets_an_error_and_the_server_lives(
+    serve: Serve, line: bytes, code: int
+) -> None:
+    """L18: one bad byte killed the server, or its line was dropped without a word."""
+    serve.initialize()
+    assert serve.process.stdin
+    assert serve.process.stdout
+    serve.process.stdin.write(line + b"\n\n")
+    serve.process.stdin.flush()
+    assert json.loads(serve.process.stdout.readline())["error"]["code"] == code
+    assert serve.ask("ping")["result"] == {}
+
+
+def test_replies_in_flight_are_given_after_stdin_ended(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """L19: the end of stdin dropped them."""
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    }
+    lines = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        *({"jsonrpc": "2.0", "id": n, "method": "tools/list", "params": {}} for n in (2, 3, 4)),
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    requests, answers = tmp_path / "requests", tmp_path / "answers"
+    requests.write_text(text, encoding="utf-8")
+    argv = [sys.executable, "-m", "host_client", "serve"]
+    piped = subprocess.run(
+        argv, input=text.encode(), env=environment, timeout=30, capture_output=True, check=True
+    ).stdout
+    with requests.open("rb") as source, answers.open("wb") as sink:
+        subprocess.run(argv, stdin=source, stdout=sink, env=environment, timeout=30, check=True)
+    for out in (piped, answers.read_bytes()):
+        assert sorted(json.loads(line)["id"] for line in out.splitlines()) == [1, 2, 3, 4]
+
+
 def test_a_probing_second_copy_is_gone_at_once_and_made_nothing(
     environment: dict[str, str], stub: StubCluster
 ) -> None:

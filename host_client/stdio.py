@@ -1,0 +1,90 @@
+"""MCP on stdin and stdout, read and written by the event loop itself.
+
+The SDK's own stdio server hands every line to a thread and back, which is a third of what a call
+costs here; it drops what it cannot parse, and dies of text that is no Unicode. The daemon's
+connection has none of that and is used at this end too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal
+
+from mcp.server import MCPServer
+
+from in_pod_server.connection import Connection
+
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+"""A file of MAX_FILE_BYTES as base64 within one request, and some."""
+LINGER_SECONDS = 1.5
+"""For replies in work when stdin ends: clients kill a server that stays for two seconds."""
+
+
+async def serve(server: MCPServer[Any]) -> None:
+    """Serve one client until its stdin ends.
+
+    Meanwhile fd 0 is /dev/null and fd 1 is stderr, so no child and no stray print can tear a line.
+    """
+    with _claimed() as (source, sink):
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        reading, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), _waitable(source, "rb")
+        )
+        transport, protocol = await loop.connect_write_pipe(
+            # Of the public protocols the one that a StreamWriter can wait for.
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
+            _waitable(sink, "wb"),
+        )
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        connection = Connection(
+            reader, writer, max_message_bytes=MAX_REQUEST_BYTES, linger_seconds=LINGER_SECONDS
+        )
+        try:
+            await connection.serve(server, experimental={})
+        finally:
+            reading.close()
+
+
+@contextlib.contextmanager
+def _claimed() -> Iterator[tuple[int, int]]:
+    """The two ends of the wire, on descriptors that no child inherits."""
+    sys.stdout.flush()
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    try:
+        yield source, sink
+    finally:
+        # fd 1 stays stderr: what a library prints at exit is no protocol.
+        os.close(source)
+        os.close(sink)
+
+
+def _waitable(fd: int, mode: Literal["rb", "wb"]) -> BinaryIO:
+    """`fd` as something that the loop can wait for: a file goes through a pipe and a thread."""
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind):
+        return os.fdopen(os.dup(fd), mode, 0)
+    out, into = os.pipe()
+    ends = (os.dup(fd), into) if mode == "rb" else (out, os.dup(fd))
+
+    def pump() -> None:
+        with (
+            contextlib.suppress(BrokenPipeError),
+            os.fdopen(ends[0], "rb") as source,
+            os.fdopen(ends[1], "wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink)
+
+    threading.Thread(target=pump).start()
+    return os.fdopen(out if mode == "rb" else into, mode, 0)
