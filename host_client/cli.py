@@ -432,8 +432,8 @@ async def _transfer(
                 tasks.cancel_scope.cancel()
         except anyio.get_cancelled_exc_class():
             print(
-                "podpipe: interrupted. What is complete is in its place; the same command goes on "
-                f"from there{kept_text(meter)}",
+                "podpipe: interrupted. Complete files are in place, what there is of an unfinished large "
+                f"one is kept beside it; the same command goes on from there{kept_text(meter)}",
                 file=sys.stderr,
             )
             raise

@@ -214,13 +214,16 @@ class _Line:
         self._environment = environment
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._killed = False
+        self._channel: wire.Channel | None = None
+        self._kill = threading.Event()
         self.stderr = b""
 
     def kill(self) -> None:
         """End kubectl, now or as soon as it would be started."""
         with self._lock:
-            self._killed = True
+            self._kill.set()
+            if self._channel:
+                self._channel.stop("it was interrupted")
             if self._process and self._process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -235,8 +238,8 @@ class _Line:
             OSError: something here cannot be read or written, kubectl for one.
         """
         with self._lock:
-            if self._killed:
-                raise wire.Lost("interrupted")
+            if self._kill.is_set():
+                raise wire.Lost("it was interrupted")
             process = self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.PIPE,
@@ -255,6 +258,10 @@ class _Line:
         for pipe in (process.stdin, process.stdout):
             _widen(pipe.fileno())
         channel = wire.Channel(process.stdout.fileno(), process.stdin.fileno(), self.kill)
+        with self._lock:
+            self._channel = channel
+            if self._kill.is_set():
+                channel.stop("it was interrupted")
         done = False
         try:
             _write(process.stdin.fileno(), _program())
@@ -533,25 +540,31 @@ class Transfers:
     async def _attempt(self, line: _Line, way: _Up | _Down, meter: Meter) -> _Found:
         """One channel; whatever ends us ends kubectl, and with it the pod's end."""
         self._kubectl.target.check()
-        found: list[_Found] = []
+        outcome: list[_Found | Exception] = []
+        ended = anyio.Event()
 
         def work() -> None:
-            line.talk(way.job, lambda channel: found.append(way.attempt(channel, meter)))
-
-        async def guard() -> None:
             try:
-                await anyio.sleep_forever()
-            finally:
-                line.kill()
+                line.talk(way.job, lambda channel: outcome.append(way.attempt(channel, meter)))
+            except Exception as error:  # raised below, where it cannot hide a cancellation
+                outcome[:] = [error]
 
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(guard)
-                await anyio.to_thread.run_sync(work)
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise root_cause(group) from None
-        return found[0]
+        async def wait() -> None:
+            await anyio.to_thread.run_sync(work)
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            try:
+                await ended.wait()
+            finally:
+                # Nothing is left to end when it has ended by itself.
+                line.kill()
+                with anyio.move_on_after(END_SECONDS * 2, shield=True):
+                    await ended.wait()
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
 
     # --- transfers that tools begin ----------------------------------------------------------
 

@@ -66,10 +66,11 @@ class Target:
 class _File:
     """A file that is offered, and what is known of it."""
 
-    __slots__ = ("have", "parts", "same", "size", "summed")
+    __slots__ = ("have", "part", "parts", "same", "size", "summed")
 
     def __init__(self, parts: Parts, size: int) -> None:
         self.parts = parts
+        self.part = _part(parts[-1])
         self.size = size
         self.have = 0
         self.same = False
@@ -310,7 +311,7 @@ class Receiver:
     def _look(self, file: _File) -> None:
         """Find out what of a file is here already, in its place or unfinished."""
         folder = self._tree.folder(file.parts[:-1])
-        for name, same in ((_part(file.parts[-1]), False), (file.parts[-1], True)):
+        for name, same in ((file.part, False), (file.parts[-1], True)):
             try:
                 fd = os.open(
                     name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
@@ -325,7 +326,7 @@ class Receiver:
                 if not stat.S_ISREG(status.st_mode) or not status.st_size or not enough:
                     continue
                 file.summed = hashlib.sha256()
-                file.have = _sum(fd, status.st_size, file.summed)
+                file.have = wire.add_to_sum(fd, status.st_size, file.summed, self._channel)
                 file.same = same
                 return
             finally:
@@ -336,7 +337,9 @@ class Receiver:
     def _take(self) -> None:
         while True:
             kind, payload = self._channel.receive()
-            if kind == wire.DATA:
+            if kind == wire.SMALL:
+                self._take_small(payload)
+            elif kind == wire.DATA:
                 self._add(payload, len(payload))
             elif kind == wire.BEGIN:
                 self._begin(wire.parsed(payload, list))
@@ -359,6 +362,16 @@ class Receiver:
         for file in self._pending.values():
             self._fail(file.parts, "it was not sent")
 
+    def _take_small(self, payload: bytes) -> None:
+        head = wire.SMALL_HEAD
+        if len(payload) < head.size:
+            raise wire.Broken("a small file is none")
+        number, mode, size, mtime, digest = head.unpack_from(payload)
+        self._begin([number, 0, size, mode, mtime])
+        if size:
+            self._add(payload[head.size :], len(payload) - head.size)
+        self._finish([number, digest.hex(), False])
+
     def _wanted(self, number: Any) -> _File:
         if type(number) is not int or number not in self._pending:
             raise wire.Broken("a file came that was not asked for")
@@ -378,7 +391,7 @@ class Receiver:
                 writing.error = "it changed while it was being read"
             return
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        part = _part(file.parts[-1])
+        part = file.part
         try:
             folder = self._tree.folder(file.parts[:-1])
             if not offset:
@@ -456,16 +469,16 @@ class Receiver:
             return
         os.fchmod(writing.fd, writing.mode)
         os.utime(writing.fd, ns=(writing.mtime, writing.mtime))
-        os.rename(_part(name), name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(writing.file.part, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def _drop(self) -> None:
         """Leave nothing of the file that is under way."""
         writing, self._writing = self._writing, None
         if writing and writing.fd >= 0:
             os.close(writing.fd)
-            *above, name = writing.file.parts
             with contextlib.suppress(OSError):
-                os.unlink(_part(name), dir_fd=self._tree.folder(above))
+                folder = self._tree.folder(writing.file.parts[:-1])
+                os.unlink(writing.file.part, dir_fd=folder)
 
     def _abandon(self) -> None:
         """Keep a large unfinished file for the next try; what is small is soon sent again."""
@@ -473,8 +486,7 @@ class Receiver:
         if writing and writing.fd >= 0 and not writing.error and writing.offset >= KEEP_BYTES:
             os.close(writing.fd)
             self._writing = None
-            *above, name = writing.file.parts
-            self.kept.append("/".join((*above, _part(name))))
+            self.kept.append("/".join((*writing.file.parts[:-1], writing.file.part)))
         self._drop()
 
     # --- the rest --------------------------------------------------------------------------
@@ -528,15 +540,3 @@ class Receiver:
 def _part(name: str) -> str:
     """Where a file is received until it is complete; the same at every try."""
     return places.PART_PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-
-
-def _sum(fd: int, size: int, summed: Any) -> int:
-    """Add the first `size` bytes of a file to a sum; how many there were."""
-    done = 0
-    while done < size:
-        chunk = os.read(fd, min(1 << 20, size - done))
-        if not chunk:
-            break
-        summed.update(chunk)
-        done += len(chunk)
-    return done

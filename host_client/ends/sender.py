@@ -28,6 +28,8 @@ BATCH = 400
 MAX_ENTRIES = 1_000_000
 UNLISTED = "!"
 """The kind of a second entry for a folder whose contents cannot be listed."""
+_HOLE = 64 * wire.CHUNK
+"""Nothing but zeros is a few bytes on the wire: so often they are sent all the same."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -112,6 +114,7 @@ class Sender:
                     return
         except (wire.Lost, wire.Broken, wire.Refused) as error:
             self._frames.put(error)
+            self._channel.stop(str(error))
             if isinstance(error, wire.Lost):
                 self._on_lost()
 
@@ -207,6 +210,7 @@ class Sender:
 
     def _send_all(self, wants: Sequence[tuple[int, int, str]]) -> None:
         for number, have, digest in wants:
+            self._channel.check()
             tree, parts = self._files[number]
             try:
                 fd = os.open(parts[-1], _READ, dir_fd=tree.folder(parts[:-1]))
@@ -226,12 +230,14 @@ class Sender:
         summed: Hash = hashlib.sha256()
         offset = 0
         if have:
-            if have <= before.st_size and _sum_of(fd, have, summed) == digest:
+            if have <= before.st_size and self._sum_of(fd, have, summed) == digest:
                 offset = have
             else:
                 summed = hashlib.sha256()
                 os.lseek(fd, 0, os.SEEK_SET)
         size = before.st_size
+        if not offset and size <= wire.SMALL_BYTES and self._send_small(number, fd, before):
+            return
         self._channel.tell(
             wire.BEGIN,
             [number, offset, size, stat.S_IMODE(before.st_mode), before.st_mtime_ns],
@@ -247,6 +253,9 @@ class Sender:
                 offset += len(chunk)
                 if len(chunk) >= 4096 and chunk == _NOTHING[: len(chunk)]:
                     self._channel.send(wire.ZEROS, len(chunk).to_bytes(4, "big"))
+                    if not offset % _HOLE:
+                        self._channel.flush()
+                        self._channel.check()
                 else:
                     self._channel.send(wire.DATA, chunk)
                 self._on_bytes(len(chunk))
@@ -258,6 +267,30 @@ class Sender:
         self.sums[number] = summed.hexdigest()
         self.sizes[number] = offset
         self._channel.tell(wire.FINISH, [number, summed.hexdigest(), changed])
+
+    def _sum_of(self, fd: int, size: int, summed: Hash) -> str:
+        """Add the first `size` bytes of a file to a sum; what it comes to."""
+        wire.add_to_sum(fd, size, summed, self._channel)
+        return str(summed.hexdigest())
+
+    def _send_small(self, number: int, fd: int, before: os.stat_result) -> bool:
+        """Send a whole file as one frame, unless it changed meanwhile."""
+        data = os.read(fd, wire.SMALL_BYTES + 1)
+        after = os.fstat(fd)
+        if (len(data), after.st_size, after.st_mtime_ns) != (
+            before.st_size, before.st_size, before.st_mtime_ns,
+        ):  # fmt: skip
+            os.lseek(fd, 0, os.SEEK_SET)
+            return False
+        summed = hashlib.sha256(data)
+        head = wire.SMALL_HEAD.pack(
+            number, before.st_mode & 0o7777, len(data), before.st_mtime_ns, summed.digest()
+        )
+        self._channel.send(wire.SMALL, head + data)
+        self._on_bytes(len(data))
+        self.sums[number] = summed.hexdigest()
+        self.sizes[number] = len(data)
+        return True
 
     def _results(self) -> list[list[Any]]:
         results: list[list[Any]] = []
@@ -273,15 +306,3 @@ class Sender:
 
 
 _NOTHING = bytes(wire.CHUNK)
-
-
-def _sum_of(fd: int, size: int, summed: Hash) -> str:
-    """Add the first `size` bytes of a file to a sum; what it comes to."""
-    left = size
-    while left:
-        chunk = os.read(fd, min(1 << 20, left))
-        if not chunk:
-            break
-        summed.update(chunk)
-        left -= len(chunk)
-    return str(summed.hexdigest())

@@ -26,10 +26,17 @@ TICK_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 """kubectl itself gives a dead connection up after as long."""
 _HEAD = struct.Struct(">cI")
+_LARGE = 64 * 1024
+"""A payload that is not worth being copied to go out with its head."""
+SMALL_BYTES = 32 * 1024
+"""A file of at most so many bytes is one frame: this head, and the bytes."""
+SMALL_HEAD = struct.Struct(">IIQq32s")
+"""Number, mode, size, nanoseconds of modification, SHA-256."""
 _BUFFER = 1024 * 1024
 
 JOB, ENTRIES, ENTRIES_END, WANTS, WANTS_END = b"J", b"E", b"e", b"W", b"w"
-BEGIN, DATA, ZEROS, FINISH, UNREADABLE, DATA_END = b"B", b"D", b"Z", b"F", b"X", b"d"
+BEGIN, DATA, ZEROS, FINISH, SMALL = b"B", b"D", b"Z", b"F", b"S"
+UNREADABLE, DATA_END = b"X", b"d"
 RESULTS, RESULTS_END, REFUSAL, TICK = b"R", b"r", b"!", b"T"
 
 
@@ -64,6 +71,7 @@ class Channel:
         self._waits_since = 0.0
         self._on_silence = on_silence
         self._closed = threading.Event()
+        self._stopped = ""
 
     def start(self) -> None:
         """Tick, and watch the other end's ticks, until closed."""
@@ -72,6 +80,19 @@ class Channel:
     def close(self) -> None:
         """Stop ticking."""
         self._closed.set()
+
+    def stop(self, why: str) -> None:
+        """Make `check` fail from now on."""
+        self._stopped = why
+
+    def check(self) -> None:
+        """To be called now and then by whoever is busy without the channel.
+
+        Raises:
+            Lost: it was stopped.
+        """
+        if self._stopped:
+            raise Lost(self._stopped)
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_SECONDS):
@@ -99,6 +120,10 @@ class Channel:
         """
         with self._lock:
             self._out += _HEAD.pack(kind, len(payload))
+            if len(payload) >= _LARGE:
+                self._write_out()
+                self._write(payload)
+                return
             self._out += payload
             if len(self._out) >= CHUNK:
                 self._write_out()
@@ -113,16 +138,17 @@ class Channel:
             self._write_out()
 
     def _write_out(self) -> None:
-        rest = memoryview(self._out)
+        gathered, self._out = self._out, bytearray()
+        self._write(gathered)
+        self._spoke = time.monotonic()
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(self._writer, rest) :]
         except OSError as error:
             raise Lost(f"the channel broke: {error}") from error
-        finally:
-            rest.release()
-        self._out = bytearray()
-        self._spoke = time.monotonic()
 
     def receive(self) -> tuple[bytes, bytes]:
         """The next frame that is not a tick.
@@ -168,3 +194,23 @@ def parsed(payload: bytes, shape: type) -> Any:
     if type(value) is not shape:
         raise Broken(f"a frame holds a {type(value).__name__} where a {shape.__name__} belongs")
     return value
+
+
+def add_to_sum(fd: int, size: int, summed: Any, channel: Channel) -> int:
+    """Add the first `size` bytes of a file to a sum.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        Lost: the channel was stopped meanwhile.
+    """
+    done = 0
+    while done < size:
+        chunk = os.read(fd, min(1 << 20, size - done))
+        if not chunk:
+            break
+        summed.update(chunk)
+        done += len(chunk)
+        channel.check()
+    return done
