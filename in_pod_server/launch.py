@@ -2,6 +2,9 @@
 
 The environment is a short list and what the caller gives. No file that the home could hold is read
 by the shell, nothing prompts, pages or opens an editor, and no descriptor of the daemon is passed.
+
+There is no limit on a command's processes: RLIMIT_NPROC counts all that the kernel runs for the uid,
+which other sandboxes of the node have too. That limit is the pod's.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import errno
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +26,9 @@ SHELL: Final = "/bin/bash"
 OOM_SCORE: Final = "500"
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
+
+_ON_TERMINAL: Final = b'exec 0<>"$0" 1>&0 2>&0; exec "$@"'
+"""A session's first open of a terminal makes it the session's own: so ctrl-C and job control work."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIXED_ENV: Final = {
@@ -55,11 +62,14 @@ class Launcher:
         *,
         workdir: str,
         env: Mapping[str, str],
-        stdin: bytes,
+        stdin: bytes | int,
         stdout: int,
         stderr: int,
+        terminal: str = "",
     ) -> subprocess.Popen[bytes]:
         """Start `command` under bash in a session of its own.
+
+        `stdin` is all there is to read, or a descriptor; `terminal` is a device to run on instead.
 
         Raises:
             ArgumentError: Command, folder or environment cannot be used.
@@ -78,13 +88,16 @@ class Launcher:
                     path = self.script_path(process_id)
                     path.write_bytes(script)
                     what = [os.fsencode(path)]
-                source = (
-                    stack.enter_context(memory_file(stdin)).fileno()
-                    if stdin
-                    else subprocess.DEVNULL
-                )
+                if isinstance(stdin, int):
+                    source = stdin
+                elif stdin:
+                    source = stack.enter_context(memory_file(stdin)).fileno()
+                else:
+                    source = subprocess.DEVNULL
+                shell = [os.fsencode(SHELL), b"--noprofile", b"--norc"]
+                on_terminal = [*shell, b"-c", _ON_TERMINAL, os.fsencode(terminal)]
                 child = subprocess.Popen(
-                    [os.fsencode(SHELL), b"--noprofile", b"--norc", *what],
+                    [*(on_terminal if terminal else []), *shell, *what],
                     stdin=source,
                     stdout=stdout,
                     stderr=stderr,
@@ -96,6 +109,7 @@ class Launcher:
                 self.forget(process_id)
                 raise _refused(exc, cwd) from exc
         _offer_to_oom_killer(child.pid)
+        _dump_no_core(child.pid)
         return child
 
     def forget(self, process_id: str) -> None:
@@ -172,6 +186,13 @@ def _offer_to_oom_killer(pid: int) -> None:
     """Where memory runs out and one process has to die, let it be the command's and not ours."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(OOM_SCORE, "ascii")
+
+
+def _dump_no_core(pid: int) -> None:
+    """Keep crashes from filling the home; `ulimit -c unlimited` in the command allows them again."""
+    with contextlib.suppress(OSError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
 
 
 def memory_file(data: bytes) -> BinaryIO:

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from signal import SIGTERM, Signals
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Final, Literal
 
 import anyio
 
+from in_pod_server.inputs import Input
 from in_pod_server.output import Output, OutputBuffer
 from in_pod_server.tree import Leader
 
@@ -93,11 +94,20 @@ class Process:
     timeout: float | None = None
     log_file: str = ""
     pipes: list[Pipe] = field(default_factory=list)
+    input: Input | None = None
+    """Its standard input, if that was asked to stay open."""
+    oom_kills_before: int | None = None
     started_at: float = field(default_factory=time.time)
     state: State = "running"
     exit_code: int | None = None
     signal: str | None = None
     left_running: int = 0
+    ended_left: int = 0
+    """Processes that it left running and that were ended because they were too many."""
+    killed_by_others: bool = False
+    """Whether it got KILL, and not from us."""
+    oom_kills: int | None = 0
+    """Processes of the sandbox that were killed for want of memory meanwhile; None: nobody counts."""
     done: anyio.Event = field(default_factory=anyio.Event)
     changed: Bell = field(default_factory=Bell)
     attention: anyio.Event = field(default_factory=anyio.Event)
@@ -135,6 +145,7 @@ class Process:
         self.left_running = left_running
         if returncode is not None and returncode < 0:
             self.state, self.signal = "killed", _signal_name(-returncode)
+            self.killed_by_others = -returncode == SIGKILL and self.kill_at == float("inf")
         else:
             self.state, self.exit_code = "exited", returncode
         if timed_out:

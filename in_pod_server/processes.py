@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from in_pod_server.errors import NoSuchProcessError, StartFailedError
+from in_pod_server.inputs import Input
+from in_pod_server.memory import OomCounter
 from in_pod_server.output import OutputBuffer, OutputFile
 from in_pod_server.process import Pipe, Process
 from in_pod_server.tree import Census, Leader, Stat, members, read_stat, send_signal
@@ -44,6 +46,9 @@ KEPT_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 KEPT_COMMAND_CHARS: Final = 1000
 """How much of a command's text is kept to tell what it was."""
 LOG_CHECK_SECONDS: Final = 1.0
+LEFT_LIMIT: Final = 128
+"""A finished command that has left more processes than that is a fork bomb, and they are ended."""
+LEFT_CHECK_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +56,9 @@ logger = logging.getLogger(__name__)
 class ProcessTable:
     """All commands of one daemon. An async context manager: leaving it ends every command."""
 
-    def __init__(self, launcher: Launcher, *, log_dir: Path) -> None:
+    def __init__(self, launcher: Launcher, *, log_dir: Path, oom: OomCounter | None = None) -> None:
         self._launcher = launcher
+        self._oom = oom or OomCounter()
         self._log_dir = log_dir
         self._boot = secrets.token_hex(3)
         self._count = 0
@@ -65,6 +71,7 @@ class ProcessTable:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._trim_logs)
+        self._tasks.start_soon(self._look_after_the_left)
         return self
 
     async def __aexit__(
@@ -108,6 +115,7 @@ class ProcessTable:
             StartFailedError: The system did not give another process.
         """
         process_id = self._next_id()
+        oom_kills = self._oom.kills()
         with contextlib.ExitStack() as ends:
             fds = [_pipe(ends) for _ in range(2)]
             child = self._launcher.start(
@@ -122,6 +130,7 @@ class ProcessTable:
         outputs = OutputBuffer(), OutputBuffer()
         shown = command[:KEPT_COMMAND_CHARS]
         process = Process(process_id, shown, _leader(process_id, child), *outputs, timeout=timeout)
+        process.oom_kills_before = oom_kills
         process.pipes = [
             Pipe(fd, output, process.changed.ring)
             for (fd, _), output in zip(fds, outputs, strict=True)
@@ -136,6 +145,7 @@ class ProcessTable:
         workdir: str,
         env: Mapping[str, str],
         log: tuple[str, int] | None = None,
+        stdin_open: bool = False,
     ) -> Process:
         """Start a command that writes both its streams to one log file.
 
@@ -146,22 +156,28 @@ class ProcessTable:
             StartFailedError: The system did not give another process, or no log file.
         """
         process_id = self._next_id()
+        oom_kills = self._oom.kills()
         name, fd = log or self._own_log(process_id)
         # Before the start: from then on the command may have written.
         output = OutputFile(fd)
-        try:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as ends:
+            undo.callback(output.close)
+            source: bytes | int = b""
+            if stdin_open:
+                source, write = os.pipe()
+                ends.callback(os.close, source)
+                given = Input(write, terminal=False)
+                undo.callback(given.close)
             child = self._launcher.start(
                 process_id,
                 command,
                 workdir=workdir,
                 env=env,
-                stdin=b"",
+                stdin=source,
                 stdout=fd,
                 stderr=subprocess.STDOUT,
             )
-        except BaseException:
-            output.close()
-            raise
+            undo.pop_all()
         process = Process(
             process_id,
             command[:KEPT_COMMAND_CHARS],
@@ -169,7 +185,56 @@ class ProcessTable:
             output,
             OutputBuffer(),
             log_file=name,
+            input=given if stdin_open else None,
+            oom_kills_before=oom_kills,
         )
+        self._watch_soon(process, child)
+        return process
+
+    def start_on_terminal(
+        self, command: str, *, workdir: str, env: Mapping[str, str], columns: int, rows: int
+    ) -> Process:
+        """Start a command on a pseudo-terminal of its own; what the terminal shows is kept in memory.
+
+        Raises:
+            ArgumentError: Command, folder or environment cannot be used.
+            StartFailedError: The system did not give another process, or no terminal.
+        """
+        process_id = self._next_id()
+        oom_kills = self._oom.kills()
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as ends:
+            try:
+                ours, theirs = os.openpty()
+            except OSError as exc:
+                raise StartFailedError(f"no terminal can be had: {exc.strerror}") from exc
+            ends.callback(os.close, theirs)
+            undo.callback(os.close, ours)
+            # Closed apart from the reading side, whose loop has its own idea of when.
+            keyboard = Input(os.dup(ours), terminal=True)
+            undo.callback(keyboard.close)
+            keyboard.resize(columns, rows)
+            child = self._launcher.start(
+                process_id,
+                command,
+                workdir=workdir,
+                env=env,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                terminal=os.ttyname(theirs),
+            )
+            undo.pop_all()
+        screen = OutputBuffer()
+        process = Process(
+            process_id,
+            command[:KEPT_COMMAND_CHARS],
+            _leader(process_id, child),
+            screen,
+            OutputBuffer(),
+            input=keyboard,
+            oom_kills_before=oom_kills,
+        )
+        process.pipes = [Pipe(ours, screen, process.changed.ring)]
         self._watch_soon(process, child)
         return process
 
@@ -227,6 +292,13 @@ class ProcessTable:
             for pipe in process.pipes:
                 await pipe.closed.wait()
         left = len(await self._members(process))
+        if process.input is not None:
+            process.input.close()
+        after = self._oom.kills()
+        if after is None or process.oom_kills_before is None:
+            process.oom_kills = None
+        else:
+            process.oom_kills = after - process.oom_kills_before
         process.finish(child.returncode, timed_out=timed_out, left_running=left)
         self._launcher.forget(process.id)
         self._make_room()
@@ -243,9 +315,26 @@ class ProcessTable:
             if now > process.kill_at + KILL_SECONDS:
                 logger.error("%s: %d processes do not die", process.id, len(targets))
                 return
-            for target in targets:
-                _tell(target, number, told)
-            await anyio.sleep(POLL_SECONDS)
+            news = [_tell(target, number, told) for target in targets]
+            # What forks all the time is caught up with only by not pausing.
+            await anyio.sleep(0 if number == SIGKILL and any(news) else POLL_SECONDS)
+
+    async def _look_after_the_left(self) -> None:
+        """Count what finished commands left running, and end it where it only multiplies."""
+        while True:
+            await anyio.sleep(LEFT_CHECK_SECONDS)
+            watched = [
+                process for process in self if process.done.is_set() and process.left_running
+            ]
+            if not watched:
+                continue
+            census = await self._census.take()
+            for process in watched:
+                process.left_running = len(members(process.leader, census))
+                if process.left_running > LEFT_LIMIT:
+                    logger.warning("%s left %d processes", process.id, process.left_running)
+                    process.ended_left = process.left_running
+                    await self.stop(process, SIGKILL, 0)
 
     async def _trim_logs(self) -> None:
         while True:
@@ -277,6 +366,8 @@ class ProcessTable:
                 self._forget(process)
 
     def _forget(self, process: Process) -> None:
+        if process.input is not None:
+            process.input.close()
         for pipe in process.pipes:
             pipe.close()
         if isinstance(process.stdout, OutputFile):
@@ -315,10 +406,13 @@ async def _reap(process: Process, child: subprocess.Popen[bytes]) -> None:
     process.attention.set()
 
 
-def _tell(target: Stat, number: int, told: set[tuple[int, int, int]]) -> None:
+def _tell(target: Stat, number: int, told: set[tuple[int, int, int]]) -> bool:
+    """Signal a process, with KILL as often as it is asked; return whether that is new to it."""
     key = (target.pid, target.started, number)
-    if number == SIGKILL or key not in told:
+    new = key not in told
+    if number == SIGKILL or new:
         told.add(key)
         send_signal(target, number)
         if target.state == "T":
             send_signal(target, SIGCONT)
+    return new

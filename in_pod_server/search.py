@@ -162,7 +162,10 @@ async def matches(data: bytes, pattern: str) -> int | None:
         FileFailedError: ripgrep is missing or failed.
     """
     query = Query(pattern)
-    argv = [RG, "--json", "--text", "--max-count=1", *pattern_options(query), "--", "-"]
+    # As bytes, whatever they look like: a terminal's lines end in CRLF, and logs hold NULs.
+    as_bytes = ["--text", "--encoding=none", "--crlf", "--multiline", "--max-count=1"]
+    options = [*as_bytes, *pattern_options(query)]
+    argv = [RG, "--json", *options, "--", "-"]
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with _run(argv, folder, stdin=data) as running:

@@ -51,6 +51,7 @@ async def test_a_result_is_whole_in_the_text_and_in_the_data(sandbox: Sandbox) -
         "stdout_truncated": False,
         "stderr_truncated": False,
         "left_running": 0,
+        "out_of_memory": False,
     }
 
 
@@ -680,7 +681,7 @@ async def test_processes_are_listed_with_what_became_of_them(sandbox: Sandbox) -
 
 async def test_an_empty_table_is_said_and_not_empty_data(sandbox: Sandbox) -> None:
     result = await sandbox.client.call_tool("list_processes", {})
-    assert data_of(result) == {"processes": []}
+    assert data_of(result) == {"processes": [], "total": 0, "truncated": False}
     assert text_of(result) == "no commands were started yet"
     for tool in ("read_output", "stop_process"):
         assert "list_processes shows" in await sandbox.refused(tool, process_id="p9-x")
@@ -692,6 +693,37 @@ async def test_a_thousand_processes_do_not_make_a_reply_too_long(
     await run(sandbox, "true # " + "\x1b" * 900)
     (one,) = sandbox.processes
     monkeypatch.setattr(sandbox.processes, "_processes", {f"p{n}": one for n in range(3000)})
-    result = await sandbox.client.call_tool("list_processes", {})
+    result = await sandbox.client.call_tool("list_processes", {"max_entries": 1000})
     assert len(result.model_dump_json()) < 1 << 20
-    assert len(data_of(result)["processes"]) > 100
+    assert 100 < len(data_of(result)["processes"]) < 1000
+    assert (data_of(result)["total"], data_of(result)["truncated"]) == (3000, True)
+    begun = time.perf_counter()
+    short = await sandbox.client.call_tool("list_processes", {})
+    assert time.perf_counter() - begun < 0.1
+    assert len(data_of(short)["processes"]) == 50
+    assert "[the newest 50 of 3000; " in text_of(short)
+
+
+async def test_those_that_run_are_listed_alone_if_asked(sandbox: Sandbox) -> None:
+    ids = [(await run(sandbox, command))["process_id"] for command in ("true", f"{SLEEPERS} &")]
+    ids.append((await sandbox.call("start_background", command=SLEEPERS))["process_id"])
+    await run(sandbox, "true")
+    listed = await sandbox.call("list_processes", running_only=True)
+    assert [row["process_id"] for row in listed["processes"]] == ids[1:]
+
+
+async def test_what_was_left_running_is_counted_on(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = await run(sandbox, "mkfifo f; read x < f & true")
+    assert ran["left_running"] == 1
+    await run(sandbox, "echo > f")
+    process = sandbox.processes.get(ran["process_id"])
+    with anyio.fail_after(PATIENCE):
+        while process.left_running:
+            await anyio.sleep(0.02)
+
+
+async def test_a_crash_leaves_no_core_file(sandbox: Sandbox) -> None:
+    ran = await run(sandbox, "until [ $(ulimit -S -c) = 0 ]; do :; done; echo ok")
+    assert ran["stdout"] == "ok\n"

@@ -31,6 +31,7 @@ def test_the_tools_have_the_names_that_the_host_forwards() -> None:
         "start_background",
         "list_processes",
         "read_output",
+        "send_input",
         "stop_process",
         "write_file",
         "read_file",
@@ -136,7 +137,7 @@ def test_no_call_may_wait_longer_than_clients_do() -> None:
             {"max_entries": 0},
             "max_entries: input should be greater than or equal to 1",
         ),
-        ("list_processes", {"x": 1}, "takes no argument 'x'; it takes: none"),
+        ("list_blobs", {"x": 1}, "takes no argument 'x'; it takes: none"),
     ],
 )
 async def test_a_wrong_call_is_told_in_one_line(

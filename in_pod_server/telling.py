@@ -1,0 +1,108 @@
+"""How a command stands, in words for a reader and in data for a program."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mcp.types import CallToolResult
+
+from in_pod_server.excerpts import excerpts
+from in_pod_server.process import Process
+from in_pod_server.results import result
+
+COMMAND_SHOWN: Final = 200
+
+
+def command_result(process: Process) -> CallToolResult:
+    """Return all that is known of a command that was run."""
+    stdout, stderr = excerpts(process)
+    lines = [standing(process)]
+    if process.state == "running":
+        lines.append(
+            f"[it goes on: read_output(process_id={process.id!r}) follows it, stop_process ends it]"
+        )
+    lines += [stdout.text] if stdout.text else []
+    lines += ["[stderr]", stderr.text] if stderr.text else []
+    return result(
+        "\n".join(lines),
+        process_id=process.id,
+        state=process.state,
+        exit_code=process.exit_code,
+        signal=process.signal,
+        stdout=stdout.text,
+        stderr=stderr.text,
+        stdout_bytes=process.stdout.total,
+        stderr_bytes=process.stderr.total,
+        stdout_truncated=stdout.cut,
+        stderr_truncated=stderr.cut,
+        duration_seconds=round(process.seconds, 3),
+        left_running=process.left_running,
+        out_of_memory=bool(process.oom_kills),
+    )
+
+
+def standing(process: Process) -> str:
+    """Return how a command stands: the exit code first, then what else is to be known."""
+    return state_line(process) + _memory_line(process) + _left_line(process)
+
+
+def state_line(process: Process) -> str:
+    """Return the line that says how a command stands: the first one a reader sees."""
+    match process.state:
+        case "exited":
+            return f"exit code {process.exit_code}"
+        case "killed":
+            return f"killed by {process.signal}"
+        case "timed_out":
+            return f"timed out after {process.timeout:g} s"
+        case "running":
+            return f"still running: process_id {process.id}"
+
+
+def _memory_line(process: Process) -> str:
+    if process.oom_kills:
+        count = "a process" if process.oom_kills == 1 else f"{process.oom_kills} processes"
+        return (
+            f"\n[the sandbox ran out of memory meanwhile, and {count} of it had to be killed: use less "
+            "at a time, or a sandbox with a larger memory_limit]"
+        )
+    if process.oom_kills is None and process.killed_by_others:
+        return "\n[nobody asked for that: most often the sandbox has run out of memory]"
+    return ""
+
+
+def _left_line(process: Process) -> str:
+    if process.ended_left:
+        return f"\n[it left {process.ended_left} processes running, ever more: they were ended]"
+    if not process.left_running:
+        return ""
+    count = "1 process" if process.left_running == 1 else f"{process.left_running} processes"
+    return (
+        f"\n[{count} that it started still run; stop_process(process_id={process.id!r}) ends them]"
+    )
+
+
+def line(process: Process) -> str:
+    """Return a command as a line of a list."""
+    command = process.command[:COMMAND_SHOWN].replace("\n", "\\n")
+    return f"{process.id}  {state_line(process)}  {process.seconds:.1f} s  {command}"
+
+
+def row(process: Process) -> dict[str, Any]:
+    """Return a command as an entry of a list."""
+    return {
+        "process_id": process.id,
+        "pid": process.leader.pid,
+        "command": process.command[:COMMAND_SHOWN],
+        "state": process.state,
+        "exit_code": process.exit_code,
+        "signal": process.signal,
+        "started_at": datetime.fromtimestamp(process.started_at, UTC).isoformat(timespec="seconds"),
+        "duration_seconds": round(process.seconds, 3),
+        "left_running": process.left_running,
+        "out_of_memory": bool(process.oom_kills),
+        "stdout_bytes": process.stdout.total,
+        "stderr_bytes": process.stderr.total,
+        "log_file": process.log_file,
+    }
