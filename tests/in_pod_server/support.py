@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,13 +115,18 @@ def daemon_argv(base: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def start_daemon(base: Path) -> Iterator[Daemon]:
+def start_daemon(base: Path, *, under: Sequence[str] = ()) -> Iterator[Daemon]:
+    """Run a daemon, `under` a program that becomes it."""
     (base / "home").mkdir(exist_ok=True)
     (base / "podinfo").mkdir(exist_ok=True)
     (base / "podinfo" / "uid").write_text("pod-uid-1\n")
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            daemon_argv(base), cwd=ROOT, stdin=subprocess.DEVNULL, stderr=stderr, env=os.environ
+            [*under, *daemon_argv(base)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            env=os.environ,
         )
     try:
         yield Daemon(base, process)
