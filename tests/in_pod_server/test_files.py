@@ -1,6 +1,6 @@
 """Files: confined to the home, written wholly or not at all, whatever their names."""
 
-# ruff: noqa: PTH104, PTH115, PTH208, PTH211 - descriptors and bytes are what is tested here
+# ruff: noqa: PTH115, PTH208 - descriptors and bytes are what is tested here
 from __future__ import annotations
 
 import base64
@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,32 +250,76 @@ def test_in_any_tree_both_openers_agree_and_stay_inside(
     assert found[0] == found[1] or "ELOOP" in {code for _, code in found}
 
 
-def test_a_link_swapped_while_we_open_never_lets_us_out(home: Home, root: Path) -> None:
-    (root / "in").mkdir()
-    (root / "in" / "secret").write_text("inside")
-    (root / "swap").symlink_to("in")
-    running = threading.Event()
-    running.set()
+SWAPPER = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+names = [name.encode() for name in sys.argv[1:]]
+while True:
+    for one in names[1:]:  # 2 is RENAME_EXCHANGE
+        libc.renameat2(-100, names[0], -100, one, 2)
+"""
 
-    def swap() -> None:
-        while running.is_set():
-            for target in ("..", "in", "../..", "/"):
-                os.symlink(target, root / "next")
-                os.rename(root / "next", root / "swap")
 
-    swapper = threading.Thread(target=swap)
-    swapper.start()
-    seen = set()
-    try:
-        for _ in range(3000):
-            try:
-                seen.add(home.read("swap/secret", 0, 10)[0])
-            except (PathRefusedError, FileFailedError):
-                continue
-    finally:
-        running.clear()
-        swapper.join()
-    assert seen <= {b"inside"}
+@pytest.fixture
+def swapped(root: Path) -> Iterator[Path]:
+    """A folder that is now itself, now a link out of the home, now a link to another; all the time."""
+    for folder in ("swap", "in"):
+        (root / folder).mkdir()
+        (root / folder / "secret").write_text("inside")
+    for number, target in enumerate(("..", "in", "../..", "/", "swap/..")):
+        (root / f"link{number}").symlink_to(target)
+    names = ["swap", *sorted(p.name for p in root.iterdir() if p.is_symlink())]
+    argv = [sys.executable, "-I", "-S", "-c", SWAPPER, *names]
+    swapper = subprocess.Popen(argv, cwd=root)
+    yield root
+    assert swapper.poll() is None
+    swapper.kill()
+    swapper.wait(PATIENCE)
+
+
+def test_in_100_000_tries_a_swapped_link_never_lets_us_out(swapped: Path, opener: Opener) -> None:
+    folder = os.open(swapped, os.O_PATH)
+    seen: dict[object, int] = {}
+    until = time.monotonic() + 60
+    for count in range(100_000):
+        try:
+            fd = opener(folder, b"swap/secret", os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as exc:
+            what: object = exc.errno
+        else:
+            what = os.pread(fd, 10, 0)
+            os.close(fd)
+        seen[what] = seen.get(what, 0) + 1
+        assert time.monotonic() < until, f"only {count} tries"
+    os.close(folder)
+    assert {what for what in seen if isinstance(what, bytes)} == {b"inside"}
+    assert seen[b"inside"] > 1000
+    assert seen[errno.EXDEV] > 1000, "the swapper was not in the way"
+
+
+def test_no_operation_gets_out_by_a_swapped_link(swapped: Path, home: Home) -> None:
+    outside = sorted(p.name for p in swapped.parent.iterdir())
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: home.read("swap/secret", 0, 10),
+        lambda: write(home, "swap/new/made", b"mine"),
+        lambda: home.append("swap/new2", b"mine", mode=None),
+        lambda: home.edit("swap/secret", "SECRET", "x", replace_all=True, max_bytes=100),
+        lambda: home.info("swap/secret", sha256=True),
+        lambda: home.entries("swap", recursive=True, max_entries=100),
+        lambda: home.move("swap/new2", "swap/moved", overwrite=True),
+        lambda: home.delete("swap/new", recursive=True),
+    )
+    secret = hashlib.sha256(b"SECRET").hexdigest()
+    for count in range(20_000):
+        try:
+            got = steps[count % len(steps)]()
+        except (PathRefusedError, FileFailedError):
+            continue
+        assert not (isinstance(got, files.Info) and got.sha256 == secret)
+        if isinstance(got, tuple):
+            assert got[0] != b"SECRET"
+    assert (swapped.parent / "secret").read_text() == "SECRET"
+    assert sorted(p.name for p in swapped.parent.iterdir()) == outside
 
 
 # --- odd files and names ---------------------------------------------------------------------------------
@@ -936,3 +981,21 @@ async def test_entries_are_looked_at_and_moved_by_the_tools(sandbox: Sandbox) ->
         "old_path": f"{sandbox.home}/f",
         "type": "file",
     }
+
+
+async def test_the_tail_of_a_large_output_is_not_lost(sandbox: Sandbox) -> None:
+    """L11: as a file every byte, as output what was left out is said, and the end is there."""
+    command = "seq 1 2000000 > f; sha256sum < f; seq 1 2000000 >&2"
+    ran = await sandbox.call("run_command", command=command)
+    size = (sandbox.home / "f").stat().st_size
+    assert (ran["stderr_truncated"], ran["stderr_bytes"]) == (True, size)
+    assert ran["stderr"].endswith("\n1999999\n2000000\n")
+    digest, offset = hashlib.sha256(), 0
+    while True:
+        part = await sandbox.call("read_file", path="f", offset=offset, max_bytes=5_000_000)
+        digest.update(part["content"].encode())
+        offset = part["next_offset"]
+        if not part["truncated"]:
+            break
+    assert offset == size
+    assert ran["stdout"].startswith(digest.hexdigest())
