@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import anyio
+import anyio.to_thread
 import yaml
 
 from host_client import __version__, manifest
@@ -30,6 +31,7 @@ from host_client.errors import (
     UsageError,
     root_cause,
 )
+from host_client.interrupts import EXIT_INTERRUPTED, interruptible
 from host_client.launcher import Progress, utc_now
 from host_client.sandbox import draft_sandbox
 from in_pod_server.contract import DIAL_ARGV
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from host_client.session import SandboxSession
     from host_client.transfer import Meter, Outcome
 
-EXIT_INTERRUPTED = 130
 EXIT_TIMED_OUT = 124
 """As timeout(1) ends."""
 FOLLOW_SECONDS = 20.0
@@ -78,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = _parser().parse_args(argv)
-    if arguments.command is not _serve:
-        # As ctrl-C: what was begun is ended or undone. `serve` just goes; its pipes end with it.
-        # A shell's background job has SIGINT ignored, and would keep it so.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    command = arguments.command
     try:
         settings = Settings.from_env()
-        code: int = anyio.run(arguments.command, settings, arguments)
+        if command is _serve:
+            # It just goes when it is told to; its pipes end with it.
+            code: int = anyio.run(command, settings, arguments)
+        else:
+            code = anyio.run(interruptible, lambda: command(settings, arguments))
     except* PodpipeError as group:
         error = root_cause(group)
         print(f"podpipe: {error}", file=sys.stderr)
@@ -96,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except* BrokenPipeError:
         # The reader of our stdout went away; it does not want to hear more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    except* OSError as unwritable:
+        print(f"podpipe: {root_cause(unwritable)}", file=sys.stderr)
         code = EXIT_FAILED
     return code
 
@@ -267,6 +271,8 @@ async def _patiently(host: Host, ref: str, progress: Progress) -> SandboxSession
 async def _list(settings: Settings, arguments: argparse.Namespace) -> int:
     async with _host(settings) as host:
         found = [status.to_json() for status in await host.launcher.list_all()]
+        for warning in host.launcher.warnings:
+            print(f"podpipe: warning: {warning}", file=sys.stderr)
     head = ("SANDBOX", "NAME", "PHASE", "EXPIRES", "DETAIL")
     rows = [
         (f["sandbox_id"], f["name"], f["phase"], f["expires_at"], f["detail"][:60]) for f in found
@@ -494,7 +500,9 @@ async def _extend(settings: Settings, arguments: argparse.Namespace) -> int:
 async def _destroy(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.purge_home and not arguments.yes:
         question = f"Delete the home of user {settings.user!r} and all its files? [y/N] "
-        answer = input(question) if sys.stdin.isatty() else ""  # noqa: ASYNC250 - nothing else runs
+        answer = ""
+        if sys.stdin.isatty():
+            answer = await anyio.to_thread.run_sync(input, question, abandon_on_cancel=True)
         if answer.strip().lower() not in ("y", "yes"):
             raise UsageError("the home was not deleted; say --yes to delete it without being asked")
     async with _host(settings) as host:

@@ -15,7 +15,6 @@ import base64
 import hashlib
 import json
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, StillStarting, root_cause
 from host_client.host import Host
 from host_client.identity import home_claim
+from host_client.interrupts import EXIT_INTERRUPTED, interruptible
 from host_client.session import SandboxSession
 
 BLOB = "random.bin"
@@ -44,7 +44,6 @@ TTL_MINUTES = 15
 ANSWER_SECONDS = 180
 """For an image that has to be pulled first."""
 CLEANUP_SECONDS = 60.0
-EXIT_INTERRUPTED = 130
 
 
 class Mismatch(PodpipeError):
@@ -91,8 +90,8 @@ class Run:
         finally:
             block.seconds = round(time.monotonic() - start, 3)
 
-    async def blocks_in_order(self) -> None:
-        """All four blocks, then the cleaning up, whatever happened.
+    async def blocks_in_order(self) -> int:
+        """All four blocks, then the cleaning up, whatever happened; 0 if all of it went well.
 
         Raises:
             Mismatch: a sum differed, or a file was missing.
@@ -104,6 +103,7 @@ class Run:
             finally:
                 with anyio.fail_after(CLEANUP_SECONDS, shield=True):
                     await self._clean_up(host)
+        return EXIT_DONE
 
     async def _proof(self, host: Host) -> None:
         with self._block("Session 1 — write a random blob to the PVC") as facts:
@@ -232,19 +232,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit report")
     arguments = parser.parse_args(argv)
-    # A CI job is cancelled by SIGTERM; cleaning up is the same as for ctrl-C.
-    # A shell's background job has SIGINT ignored, and would keep it so.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     error = ""
     code = EXIT_DONE
     blocks: list[Block] = []
     try:
         run = Run(Settings.from_env(), quiet=arguments.json)
         blocks = run.blocks
-        anyio.run(run.blocks_in_order)
-    except KeyboardInterrupt:
-        error, code = "interrupted", EXIT_INTERRUPTED
+        code = anyio.run(interruptible, run.blocks_in_order)
+        if code == EXIT_INTERRUPTED:
+            error = "interrupted"
     except Exception as caught:
         root = root_cause(caught)
         error = str(root) or type(root).__name__

@@ -62,6 +62,8 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
 
 TOOLSETS = ("default", "blobs")
 MAX_ENV_FILE_BYTES = 64 * 1024
+MAX_TTL_LIMIT = 365 * 24 * 60
+"""Minutes: beyond a year a sandbox is no sandbox, and dates run over."""
 
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
 _SCALE = {
@@ -153,12 +155,17 @@ class Settings:
         process = dict(os.environ if environ is None else environ)
         env_file, from_file = _read_env_file(process, cwd or Path.cwd())
         env = {**from_file, **process}
+        for name in SETTINGS_HELP:
+            try:
+                env.get(name, "").encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"{name}={env[name]!a} is not valid UTF-8") from None
 
         def text(name: str, default: str) -> str:
             return env.get(name, default).strip() or default
 
         def minutes(name: str, default: int) -> int:
-            return _integer(env.get(name, ""), name, default, 1, 365 * 24 * 60)
+            return _integer(env.get(name, ""), name, default, 1, MAX_TTL_LIMIT)
 
         if "PODPIPE_USER" in env and not env["PODPIPE_USER"].strip():
             raise UsageError("PODPIPE_USER is set but empty; name the user, or unset it")
@@ -216,15 +223,18 @@ def _read_env_file(process: Mapping[str, str], cwd: Path) -> tuple[Path | None, 
     named = process.get("PODPIPE_ENV_FILE", "")
     path = (cwd / (named or ".env")).resolve()
     try:
-        if not named and not path.is_file():
-            return None, {}
-        raw = path.read_bytes()[:MAX_ENV_FILE_BYTES]
+        if not path.is_file():
+            if not named:
+                return None, {}
+            raise UsageError(f"PODPIPE_ENV_FILE={named!r} is not a file: {path}")
+        with path.open("rb") as file:
+            raw = file.read(MAX_ENV_FILE_BYTES)
     except OSError as error:
         if not named:
             return None, {}
         raise UsageError(f"PODPIPE_ENV_FILE={named!r} is not readable: {error.strerror}") from error
     values: dict[str, str] = {}
-    for number, line in enumerate(raw.decode("utf-8", "replace").split("\n"), 1):
+    for number, line in enumerate(raw.decode("utf-8-sig", "replace").split("\n"), 1):
         entry = line.strip().removeprefix("export ").strip()
         if not entry or entry.startswith("#"):
             continue

@@ -41,6 +41,10 @@ NEEDED: Sequence[tuple[str, str]] = (
 Kubernetes 1.35 for create too."""
 
 
+WANTED: Sequence[tuple[str, str]] = (("delete", "persistentvolumeclaims"),)
+"""Only for removing homes: `destroy --purge-home`, client.py, and a first create that failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the doctor's report.
@@ -142,27 +146,7 @@ async def _namespace(kubectl: Kubectl, settings: Settings) -> AsyncIterator[Find
 
 
 async def _verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
-    missing: list[str] = []
-    for verb, resource in NEEDED:
-        group, _, sub = resource.partition("/")
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {
-                "resourceAttributes": {
-                    "namespace": kubectl.namespace,
-                    "verb": verb,
-                    "resource": group,
-                    "subresource": sub,
-                }
-            },
-        }
-        answer = await kubectl.json(
-            "create", "--raw", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "-f", "-",
-            stdin=json.dumps(review),
-        )  # fmt: skip
-        if not answer.get("status", {}).get("allowed"):
-            missing.append(f"{verb} {resource}")
+    missing = [f"{v} {r}" for v, r in NEEDED if not await _allowed(kubectl, v, r)]
     if missing:
         yield Finding(
             "permissions",
@@ -172,6 +156,33 @@ async def _verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
         )
     else:
         yield Finding("permissions", "ok", f"all {len(NEEDED)} verbs allowed in the namespace")
+    if missing := [f"{v} {r}" for v, r in WANTED if not await _allowed(kubectl, v, r)]:
+        yield Finding(
+            "removing homes",
+            "warning",
+            f"not allowed: {', '.join(missing)}; homes stay until an administrator deletes them",
+            "grant it if users may purge their homes",
+        )
+
+
+async def _allowed(kubectl: Kubectl, verb: str, resource: str) -> bool:
+    group, _, sub = resource.partition("/")
+    attributes = {
+        "namespace": kubectl.namespace,
+        "verb": verb,
+        "resource": group,
+        "subresource": sub,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await kubectl.json(
+        "create", "--raw", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "-f", "-",
+        stdin=json.dumps(review),
+    )  # fmt: skip
+    return bool(answer.get("status", {}).get("allowed"))
 
 
 async def _classes(kubectl: Kubectl, settings: Settings) -> AsyncIterator[Finding]:

@@ -17,8 +17,8 @@ import socket
 from host_client.errors import UsageError
 
 MAX_USER_ID_BYTES = 256
-MAX_NAME = 40
-"""Longest sandbox name: with its suffix it stays a DNS label, in object names and host names."""
+MAX_NAME = 32
+"""Longest sandbox name: with all its suffixes a pod's name stays a DNS label, and so a host name."""
 
 _HASH_CHARS = 26  # 130 bits in base32
 _ID_CHARS = 16  # 80 random bits in base32

@@ -159,7 +159,7 @@ def _context_and_server(files: Sequence[Path], wanted: str) -> tuple[str, str]:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             reason = str(error).split("\n", 1)[0]
             raise PrerequisiteError(f"kubeconfig {path} cannot be read: {reason}") from error
         if not isinstance(content, dict):
@@ -192,9 +192,10 @@ def _context_and_server(files: Sequence[Path], wanted: str) -> tuple[str, str]:
 def _entries(content: Mapping[str, Any], plural: str, singular: str) -> list[tuple[str, Object]]:
     found = content.get(plural)
     return [
-        (str(item.get("name", "")), item.get(singular) or {})
+        (str(item.get("name", "")), inner if isinstance(inner, dict) else {})
         for item in (found if isinstance(found, list) else [])
         if isinstance(item, dict)
+        for inner in [item.get(singular)]
     ]
 
 

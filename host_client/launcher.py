@@ -27,7 +27,7 @@ from host_client.errors import (
     StillStarting,
     root_cause,
 )
-from host_client.identity import is_sandbox_id, named_sandbox_id, user_key
+from host_client.identity import MAX_NAME, is_sandbox_id, named_sandbox_id, user_key
 from host_client.sandbox import (
     Phase,
     PodView,
@@ -88,6 +88,12 @@ class Backend(Protocol):
 
     async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
         """Make the present incarnation; the uid of the home if this made it."""
+
+    async def predecessors(self, sandbox: Sandbox) -> list[PodView]:
+        """Pods of an earlier sandbox of the same name."""
+
+    async def users_of_home(self) -> list[str]:
+        """What uses the user's home, as Kind/name."""
 
     async def stop(self, pod: PodView) -> None:
         """Ask for the end of this very pod."""
@@ -226,6 +232,8 @@ class Launcher:
                 if cpu_limit or memory_limit:  # the defaults are fine on a laptop that has less
                     tasks.start_soon(self._backend.refuse_oversized, draft.spec)
             (sandbox,), (home,) = claimed, homes
+            if name:
+                await self._outlive_predecessors(sandbox, deadline, progress)
             pod = await self._backend.start(sandbox, home)
             pod = await self._answering(sandbox, pod, deadline - anyio.current_time(), progress)
         except StillStarting as waiting:
@@ -237,16 +245,30 @@ class Launcher:
             raise root_cause(error) from None
         return Status(sandbox, "running", pod, "")
 
+    async def _outlive_predecessors(
+        self, sandbox: Sandbox, deadline: float, progress: Progress
+    ) -> None:
+        """Wait for the pods of a destroyed sandbox of this name: two must not write to one home."""
+        while left := [p for p in await self._backend.predecessors(sandbox) if p.has_run]:
+            progress(f"waiting for pod {left[0].name} to end")
+            if anyio.current_time() >= deadline:
+                raise LaunchFailed(
+                    f"sandbox {sandbox.id} cannot start: pod {left[0].name} of the sandbox that had "
+                    "this name before is still ending. Try again in a minute",
+                    reason="Predecessor",
+                )
+            await anyio.sleep(POLL_SECONDS)
+
     async def _undo(self, sandbox: Sandbox, *, had_home: bool) -> None:
         """Remove what a failed create made; what cannot be removed is logged by name."""
         try:
             with anyio.fail_after(STOP_WAIT_SECONDS):
                 await self._backend.delete(sandbox)
                 await self._gone(sandbox)
-                if not had_home and not await self._backend.owned_by(self._key):
+                if not had_home and not await self._backend.users_of_home():
                     await self.purge_home()
         except (PodpipeError, TimeoutError) as error:
-            log.exception("sandbox %s could not be cleaned up", sandbox.id, exc_info=error)
+            log.error("sandbox %s is not wholly cleaned up: %s", sandbox.id, error)  # noqa: TRY400
 
     async def find(self, ref: str) -> tuple[Sandbox, list[PodView]]:
         """This user's sandbox with the id or name `ref`, and its pods.
@@ -261,7 +283,7 @@ class Launcher:
         if not is_sandbox_id(ref):
             raise missing
         candidates = [ref]
-        if len(ref) <= 40:
+        if len(ref) <= MAX_NAME:
             candidates.append(named_sandbox_id(self._key, ref))
         for sandbox_id in candidates:
             try:
@@ -317,25 +339,37 @@ class Launcher:
         while True:
             self._refuse_expired(sandbox)
             pod = current_pod(sandbox, pods)
-            others = [p for p in pods if p is not pod and not p.ended]
-            leaving = others or ([pod] if pod and pod.deleting else [])
+            # A volume that one node writes: the new pod must not start beside an old one, and one
+            # that nobody asked to end (its host died, say) has to be asked.
+            wanted = pod if pod and sandbox.state == "Running" and not pod.deleting else None
+            leaving = [p for p in pods if not p.ended and p is not wanted]
+            for old in leaving:
+                if not old.deleting:
+                    await self._backend.stop(old)
             if leaving:
-                # A volume that one node writes: the new pod must not start beside the old one.
                 progress(f"waiting for pod {leaving[0].name} to end")
+                if anyio.current_time() >= deadline:
+                    raise StillStarting(
+                        f"sandbox {sandbox.id} cannot start yet: pod {leaving[0].name} is still "
+                        f"ending after {wait:.0f} s. Call again to go on waiting",
+                        detail=f"pod {leaving[0].name} is still ending",
+                    )
+                await anyio.sleep(POLL_SECONDS)
             elif sandbox.state == "Suspended" or (pod and pod.ended):
-                sandbox = await self._next_incarnation(sandbox)
-                pod = None
-            if not leaving:
+                await self._next_incarnation(sandbox)
+            else:
+                made = pod is None
                 if pod is None:
                     pod = await self._backend.start(sandbox, await self._backend.home())
-                return await self._resumed(sandbox, pod, deadline - anyio.current_time(), progress)
-            if anyio.current_time() >= deadline:
-                raise StillStarting(
-                    f"sandbox {sandbox.id} cannot start yet: pod {leaving[0].name} is still ending "
-                    f"after {wait:.0f} s. Call again to go on waiting",
-                    detail=f"pod {leaving[0].name} is still ending",
-                )
-            await anyio.sleep(POLL_SECONDS)
+                left = deadline - anyio.current_time()
+                pod = await self._resumed(sandbox, pod, left, progress)
+                if not made:
+                    return sandbox, pod
+                # Somebody may have suspended it between our reading and our making.
+                current, _ = await self._backend.observe(sandbox.id)
+                if current.state == "Running" and current.incarnation == sandbox.incarnation:
+                    return current, pod
+                await self._backend.stop(pod)
             sandbox, pods = await self._backend.observe(sandbox.id)
 
     def _refuse_expired(self, sandbox: Sandbox) -> None:
@@ -345,22 +379,19 @@ class Launcher:
                 "its home is kept. Create a new sandbox to go on with the same files"
             )
 
-    async def _next_incarnation(self, sandbox: Sandbox) -> Sandbox:
-        """Raise the incarnation by compare-and-swap; whoever loses takes the winner's."""
+    async def _next_incarnation(self, sandbox: Sandbox) -> None:
+        """Raise the incarnation by compare-and-swap; whoever loses goes by what the winner wrote."""
         wanted = replace(sandbox, state="Running", incarnation=sandbox.incarnation + 1)
         try:
-            return await self._backend.update(sandbox, wanted)
+            await self._backend.update(sandbox, wanted)
         except Conflict:
-            current, _ = await self._backend.observe(sandbox.id)
-            if current.state == "Suspended" or current.incarnation == sandbox.incarnation:
-                return await self._next_incarnation(current)
-            return current
+            log.info("sandbox %s was changed by somebody else", sandbox.id)
 
     async def _resumed(
         self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
-    ) -> tuple[Sandbox, PodView]:
+    ) -> PodView:
         try:
-            return sandbox, await self._answering(sandbox, pod, wait, progress)
+            return await self._answering(sandbox, pod, wait, progress)
         except LaunchFailed:
             with anyio.CancelScope(shield=True):
                 await self._suspend_failed(sandbox, pod)
@@ -399,11 +430,13 @@ class Launcher:
                 latest = await self._still_rising(sandbox, pod, pods)
                 if anyio.current_time() >= deadline:
                     detail = latest.progress
+                    hint = ""
                     if latest.container_running:
-                        detail = f"its container runs but does not answer yet: {unanswered}"
+                        detail = f"its container runs but does not answer: {unanswered}"
+                        hint = ". If it stays so, suspend and resume it: files in the home are kept"
                     raise StillStarting(
                         f"sandbox {sandbox.id} is still starting ({detail}). "
-                        "Call again to go on waiting",
+                        f"Call again to go on waiting{hint}",
                         detail=detail,
                     )
 
@@ -444,7 +477,7 @@ class Launcher:
                 message += f"; it said: {said}" if said else ""
             raise LaunchFailed(
                 f"sandbox {sandbox.id} cannot start, {reason}: {message}. "
-                f"{_next_step(reason, sandbox)}",
+                f"{_next_step(reason, message, sandbox)}",
                 reason=reason,
             )
         if latest.ended:
@@ -462,18 +495,28 @@ class Launcher:
             SandboxExpired: there is nothing to suspend any more.
             StillStarting: the pod is still ending after `STOP_WAIT_SECONDS`.
         """
-        sandbox, pods = await self.find(ref)
+        sandbox, _ = await self.find(ref)
         self._refuse_expired(sandbox)
-        while sandbox.state != "Suspended":
-            try:
-                sandbox = await self._backend.update(sandbox, replace(sandbox, state="Suspended"))
-            except Conflict:
-                sandbox, pods = await self._backend.observe(sandbox.id)
-        for pod in pods:
-            await self._backend.stop(pod)
+        # Once the record says so the pods have to go too, whoever has lost interest meanwhile.
+        with anyio.CancelScope(shield=True):
+            while sandbox.state != "Suspended":
+                try:
+                    wanted = replace(sandbox, state="Suspended")
+                    sandbox = await self._backend.update(sandbox, wanted)
+                except Conflict:
+                    sandbox, _ = await self._backend.observe(sandbox.id)
+            await self._stop_all(sandbox)
         progress("waiting for the pod to end")
         await self._gone(sandbox)
         return Status(sandbox, "suspended", None, "")
+
+    async def _stop_all(self, sandbox: Sandbox) -> list[PodView]:
+        """Ask every pod of a sandbox to end; those that exist, asked or not."""
+        pods = await self._backend.pods_left(sandbox)
+        for pod in pods:
+            if not pod.deleting:
+                await self._backend.stop(pod)
+        return pods
 
     async def extend(self, ref: str, ttl_minutes: int) -> Status:
         """Let a sandbox live `ttl_minutes` from now, never shorter than it would have.
@@ -505,11 +548,11 @@ class Launcher:
         Raises:
             StillStarting: a pod is still ending after `STOP_WAIT_SECONDS`; the record is gone.
         """
-        sandbox, pods = await self.find(ref)
-        await self._backend.delete(sandbox)
-        for pod in pods:
-            # The garbage collector would come to it; asking directly saves its delay.
-            await self._backend.stop(pod)
+        sandbox, _ = await self.find(ref)
+        with anyio.CancelScope(shield=True):
+            await self._backend.delete(sandbox)
+            # The garbage collector would come to them; asking directly saves its delay.
+            await self._stop_all(sandbox)
         progress("waiting for the pod to end")
         await self._gone(sandbox)
         return sandbox
@@ -522,7 +565,7 @@ class Launcher:
         """
         deadline = anyio.current_time() + STOP_WAIT_SECONDS
         while left := [
-            pod for pod in await self._backend.pods_left(sandbox) if pod.has_run or not pod.deleting
+            pod for pod in await self._stop_all(sandbox) if pod.has_run or not pod.deleting
         ]:
             if anyio.current_time() >= deadline:
                 raise StillStarting(
@@ -541,21 +584,25 @@ class Launcher:
         Raises:
             PodpipeError: a sandbox of this user still uses it.
         """
-        if users := await self._backend.owned_by(self._key):
-            names = ", ".join(sandbox.id for sandbox, _ in users)
-            raise PodpipeError(f"the home is in use by {names}; destroy them first")
+        if users := await self._backend.users_of_home():
+            raise PodpipeError(f"the home is in use by {', '.join(users)}; destroy them first")
         home = await self._backend.home()
         if home is None:
             return False
         return await self._backend.delete_home(home["metadata"]["uid"])
 
 
-def _next_step(reason: str, sandbox: Sandbox) -> str:
+def _next_step(reason: str, message: str, sandbox: Sandbox) -> str:
     """What to do about a launch failure."""
     if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
         return (
             f"Check the image {sandbox.spec.image!r} (setting SANDBOX_IMAGE) and that the nodes can "
             "pull it; `scripts/image load` puts a local one there"
+        )
+    if "PersistentVolumeClaim" in message:
+        return (
+            "The home has no volume: check the storage class (setting DEFAULT_STORAGE_CLASS; "
+            "`kubectl get storageclass` lists them)"
         )
     if reason == "Unschedulable":
         return (

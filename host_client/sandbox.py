@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
-from host_client.config import Settings, quantity
+from host_client.config import MAX_TTL_LIMIT, Settings, quantity
 from host_client.errors import PodpipeError, UsageError
 from host_client.identity import named_sandbox_id, new_sandbox_id
 from in_pod_server import contract as c
@@ -26,6 +26,10 @@ Phase = Literal["running", "starting", "stopping", "suspended", "expired", "fail
 
 UNSCHEDULABLE_GRACE_SECONDS = 8.0
 """A new volume makes a pod unschedulable for a moment; longer than this it is the cluster's word."""
+
+SERVED_SECONDS = 2.0
+"""A daemon answers half a second after its start; a container that lived this long had served."""
+KILLED = 137
 
 _NOT_PULLABLE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -95,6 +99,22 @@ class SandboxSpec:
         """The form in which the record keeps it."""
         return json.dumps(asdict(self), sort_keys=True)
 
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; what a newer podpipe added is left out.
+
+        Raises:
+            ValueError, TypeError, KeyError: a fact is missing or is none.
+        """
+        found = json.loads(text)
+        spec = cls(**{spec_field.name: found[spec_field.name] for spec_field in fields(cls)})
+        if not 1 <= spec.max_ttl_minutes <= MAX_TTL_LIMIT or spec.max_file_bytes < 1:
+            raise ValueError("a number in the spec is out of range")
+        for name in ("cpu_limit", "memory_limit", "cpu_request", "memory_request"):
+            if not isinstance(getattr(spec, name), str):
+                raise TypeError(name)
+        return spec
+
 
 def _smaller(request: str, limit: str, what: str) -> str:
     return limit if quantity(limit, what) < quantity(request, "request") else request
@@ -127,8 +147,12 @@ class Sandbox:
 
     @property
     def pod_name(self) -> str:
-        """Name of the present pod: two hosts that resume at once make the same one."""
-        return f"{self.object_name}-{self.incarnation}"
+        """Name of the present pod: two hosts that resume at once make the same one.
+
+        It carries the record's uid, so that a sandbox made again under the same name never takes
+        the dying pod of the old one for its own.
+        """
+        return f"{self.object_name}-{self.uid[:5]}-{self.incarnation}"
 
     def expired(self, now: datetime) -> bool:
         """Whether its time is over."""
@@ -157,11 +181,11 @@ class Sandbox:
                 expires_at=parse_timestamp(notes[c.ANNOTATION_EXPIRES_AT]),
                 state=state,
                 incarnation=int(notes[c.ANNOTATION_INCARNATION]),
-                spec=SandboxSpec(**json.loads(record["data"]["spec"])),
+                spec=SandboxSpec.from_json(record["data"]["spec"]),
                 uid=metadata["uid"],
                 version=metadata["resourceVersion"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PodpipeError(
                 f"the record ConfigMap {metadata.get('name')} is unreadable ({error!r}); it was left "
                 "untouched. Look at it with `kubectl get configmap -o yaml`; deleting it removes "
@@ -241,6 +265,8 @@ class PodView:
     restarts: int
     last_exit: str | None
     """Why the container ended before, for example "OOMKilled, exit code 137"."""
+    crashed: bool
+    """Whether it ended by itself so soon that it cannot have been of use: a bad image, say."""
     unschedulable: str | None
     ended_reason: str
     """Why the whole pod ended, for example DeadlineExceeded or Evicted."""
@@ -280,6 +306,7 @@ class PodView:
             waiting_message=waiting.get("message", ""),
             restarts=container.get("restartCount", 0),
             last_exit=_exit_text(ended) if ended else None,
+            crashed=bool(ended) and _crashed(ended),
             unschedulable=scheduled.get("message", "no node fits")
             if scheduled.get("reason") == "Unschedulable"
             else None,
@@ -294,9 +321,7 @@ class PodView:
         """
         if self.waiting_reason in _NOT_PULLABLE | _NOT_STARTABLE:
             return self.waiting_reason, self.waiting_message
-        if self.waiting_reason == "CrashLoopBackOff" or (
-            self.restarts >= 1 and not self.container_running and self.last_exit
-        ):
+        if self.restarts >= 1 and not self.container_running and self.crashed:
             return "CrashLoopBackOff", f"the container keeps ending: {self.last_exit}"
         age = (now - self.created_at).total_seconds()
         if self.unschedulable and age >= UNSCHEDULABLE_GRACE_SECONDS:
@@ -310,9 +335,22 @@ class PodView:
             return f"waiting for a node: {self.unschedulable}"
         if self.node is None:
             return "waiting for a node"
+        if self.last_exit and not self.container_running:
+            return f"its container ended ({self.last_exit}) and is started again"
         if self.waiting_reason in (None, "ContainerCreating", "PodInitializing"):
             return "mounting the home and pulling the image"
         return f"{self.waiting_reason}"
+
+
+def _crashed(terminated: Object) -> bool:
+    """Whether a container that ended never served: killed ones did, unless memory ran out at once."""
+    if terminated.get("exitCode") == KILLED and terminated.get("reason") != "OOMKilled":
+        return False
+    try:
+        started, finished = (parse_timestamp(terminated[k]) for k in ("startedAt", "finishedAt"))
+    except (KeyError, TypeError, ValueError):
+        return True
+    return (finished - started).total_seconds() < SERVED_SECONDS
 
 
 def _exit_text(terminated: Object) -> str:

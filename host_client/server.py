@@ -28,8 +28,11 @@ from host_client import __version__, stdio
 from host_client.config import Settings
 from host_client.errors import PodpipeError, StillStarting, root_cause
 from host_client.host import Host
+from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
+from host_client.session import ANSWER_SECONDS
 from host_client.transfer import Meter, Outcome, allowed
+from in_pod_server.connection import Connection
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -179,6 +182,15 @@ def build_server(host: Host) -> MCPServer[Any]:
             asked = arguments.get(WAIT, tool.waits)
             if isinstance(asked, int | float) and asked > left:
                 arguments = arguments | {WAIT: left}
+            request = context.request_context
+            connection = request.request
+
+            def cancels() -> bool:
+                """A client that asks for it stops a call; one that goes away does not."""
+                return not isinstance(connection, Connection) or connection.cancelled_by_client(
+                    request.request_id
+                )
+
             try:
                 result = await host.sessions.call(
                     ref,
@@ -186,6 +198,8 @@ def build_server(host: Host) -> MCPServer[Any]:
                     arguments,
                     reads_only=tool.reads_only,
                     on_progress=context.report_progress,
+                    within=ANSWER_SECONDS - (anyio.current_time() - began),
+                    cancels=cancels,
                 )
             except MCPError as error:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
@@ -228,7 +242,8 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
             str, Field(description=f"Memory, such as 512Mi or 4Gi; default {settings.memory_limit}")
         ] = "",
         name: Annotated[
-            str, Field(description="A name to find it by again; empty for none", max_length=40)
+            str,
+            Field(description="A name to find it by again; empty for none", max_length=MAX_NAME),
         ] = "",
     ) -> CallToolResult:
         async with _refusals(), _progress(context) as progress:
@@ -252,8 +267,10 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
     async def list_sandboxes() -> CallToolResult:
         async with _refusals():
             found = [status.to_json() for status in await host.launcher.list_all()]
+            warnings = host.launcher.warnings
         text = "\n\n".join(map(_sandbox_text, found)) or "no sandboxes; create_sandbox makes one"
-        return _answer(text, {"sandboxes": found})
+        text += "".join(f"\nwarning: {warning}" for warning in warnings)
+        return _answer(text, {"sandboxes": found, "warnings": warnings})
 
     async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
         async with _refusals():

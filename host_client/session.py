@@ -8,10 +8,11 @@ sent and not answered is asked for again by its id, which the daemon runs at mos
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,6 +32,7 @@ from host_client.errors import (
     PodpipeError,
     PodReplaced,
     SessionLost,
+    StillStarting,
     UsageError,
     root_cause,
 )
@@ -55,8 +57,9 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 20.0
 """One attempt to connect: a daemon that starts on a busy node needs a few seconds."""
-ANSWER_SECONDS = CALL_LIMIT_SECONDS + 10.0
-"""The daemon answers every call within CALL_LIMIT_SECONDS; longer means that the pipe is frozen."""
+ANSWER_SECONDS = CALL_LIMIT_SECONDS + 5.0
+"""One call with all that it takes: starting the sandbox, connecting, asking again. The daemon answers
+within CALL_LIMIT_SECONDS; what is longer is a frozen pipe, and clients give up at 60 s."""
 RETRY_SECONDS = 0.1
 HEARTBEAT_SECONDS = 10.0
 """Load balancers and proxies cut what was silent for 20 s and more."""
@@ -93,6 +96,7 @@ class SandboxSession:
         self._scope = anyio.CancelScope()
         self._failure: PodpipeError | None = None
         self._calls = 0
+        self._numbered = 0
         self._last_call = 0.0
 
     @property
@@ -232,7 +236,10 @@ class SandboxSession:
         tool: str,
         arguments: dict[str, Any],
         on_progress: OnProgress | None,
+        *,
         meta: dict[str, str] | None = None,
+        timeout: float,
+        cancels: Callable[[], bool],
     ) -> dict[str, Any]:
         """One tool call over the pipe.
 
@@ -241,6 +248,8 @@ class SandboxSession:
             arguments: for it.
             on_progress: receives its progress.
             meta: the call's name, where it may have to be asked for again.
+            timeout: seconds until the pipe is taken for frozen.
+            cancels: asked when this task is cancelled: whether the call is to be stopped too.
 
         Returns:
             The raw CallToolResult as the daemon gave it.
@@ -252,12 +261,26 @@ class SandboxSession:
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
         if meta:
             params["_meta"] = meta
-        options: CallOptions = {"timeout": ANSWER_SECONDS}
+        self._numbered += 1
+        request_id = f"call-{self._numbered}"
+        options: CallOptions = {
+            "timeout": timeout,
+            "request_id": request_id,
+            # The SDK would stop a call whose caller merely went away.
+            "cancel_on_abandon": False,
+        }
         if on_progress:
             options["on_progress"] = on_progress
         self._calls += 1
         try:
             return await self._ask("tools/call", params, options)
+        except anyio.get_cancelled_exc_class():
+            if self._dispatcher and cancels():
+                with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                    await self._dispatcher.notify(
+                        "notifications/cancelled", {"requestId": request_id}
+                    )
+            raise
         finally:
             self._calls -= 1
             self._last_call = anyio.current_time()
@@ -319,6 +342,7 @@ class Pipes:
         self._kubectl = kubectl
         self._tasks = tasks
         self._sessions: dict[str, SandboxSession] = {}
+        self._locks: dict[str, anyio.Lock] = {}
 
     def get(self, sandbox_id: str) -> SandboxSession | None:
         """The session of a sandbox if calls may be sent on it."""
@@ -332,6 +356,10 @@ class Pipes:
             SessionLost: there was no hello; nothing has run.
             PodpipeError: the pod speaks another contract version.
         """
+        async with self._locks.setdefault(sandbox.id, anyio.Lock()):
+            await self._connect(sandbox, pod)
+
+    async def _connect(self, sandbox: Sandbox, pod: PodView) -> None:
         known = self._sessions.get(sandbox.id)
         if known and known.connected and known.pod.uid == pod.uid:
             known.sandbox = sandbox  # extended by another host, say
@@ -409,6 +437,8 @@ class Sessions:
         *,
         reads_only: bool = False,
         on_progress: OnProgress | None = None,
+        within: float = ANSWER_SECONDS,
+        cancels: Callable[[], bool] = lambda: True,
     ) -> dict[str, Any]:
         """Call a tool of a sandbox's daemon.
 
@@ -418,6 +448,8 @@ class Sessions:
             arguments: for the tool.
             reads_only: the call may be sent again if the pipe broke before its answer.
             on_progress: receives the tool's progress notifications.
+            within: seconds for all of it.
+            cancels: asked when this task is cancelled: whether the call is to be stopped too.
 
         Returns:
             The raw CallToolResult.
@@ -429,15 +461,17 @@ class Sessions:
             SessionLost: the answer cannot be had any more: the call may have run.
             PodpipeError: as `open`; nothing was sent then.
         """
+        _refuse_unsendable(tool, arguments)
         call_id = secrets.token_hex(16)
         first: SandboxSession | None = None
-        give_up = 0.0
+        give_up = anyio.current_time() + within
         pause = 0.0
         while True:
             await anyio.sleep(pause)
             pause = RETRY_SECONDS
             try:
-                session = await self.open(ref)
+                left = max(1.0, give_up - anyio.current_time())
+                session = await self.open(ref, wait=min(left, START_WAIT_SECONDS))
                 if first and first.pod.uid != session.pod.uid and not reads_only:
                     raise PodReplaced(
                         f"pod {first.pod.name} ({first.pod.uid}) was deleted or ended while {tool} "
@@ -450,7 +484,12 @@ class Sessions:
                 boot_id = first.boot_id if first else session.boot_id
                 name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
                 result = await session.request(
-                    tool, arguments, on_progress, None if reads_only else name
+                    tool,
+                    arguments,
+                    on_progress,
+                    meta=None if reads_only else name,
+                    timeout=max(1.0, give_up - anyio.current_time()),
+                    cancels=cancels,
                 )
             except PodReplaced:
                 raise
@@ -458,13 +497,14 @@ class Sessions:
                 log.info("%s: %s", tool, lost)
                 if lost.sent and first is None:
                     first = session
-                    give_up = anyio.current_time() + RECONNECT_SECONDS
-                if first and anyio.current_time() > give_up:
-                    raise _unknown(tool, str(lost)) from lost
+                    give_up = min(give_up, anyio.current_time() + RECONNECT_SECONDS)
+                if anyio.current_time() > give_up:
+                    raise (_unknown(tool, str(lost)) if first else lost) from lost
             except PodpipeError as error:
                 if first is None or isinstance(error, UsageError):
                     raise
-                if not isinstance(error, ApiUnreachable) or anyio.current_time() > give_up:
+                passing = isinstance(error, ApiUnreachable | StillStarting)
+                if not passing or anyio.current_time() > give_up:
                     raise _unknown(tool, str(error)) from error
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
@@ -524,6 +564,17 @@ class _Watched:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
+    """Refuse what is no Unicode text before anything is sent, so that nothing is in doubt."""
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"an argument of {tool} holds text that is not valid Unicode; give bytes as base64 where "
+            "the tool takes it"
+        ) from None
 
 
 def _unknown(tool: str, why: str) -> SessionLost:

@@ -21,8 +21,8 @@ from mcp.server import MCPServer
 
 from in_pod_server.connection import Connection
 
-MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""A file of MAX_FILE_BYTES as base64 within one request, and some."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Results are bounded where they are made; this is only against running away."""
 LINGER_SECONDS = 1.5
 """For replies in work when stdin ends: clients kill a server that stays for two seconds."""
 
@@ -45,7 +45,7 @@ async def serve(server: MCPServer[Any]) -> None:
         )
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
         connection = Connection(
-            reader, writer, max_message_bytes=MAX_REQUEST_BYTES, linger_seconds=LINGER_SECONDS
+            reader, writer, max_message_bytes=MAX_ANSWER_BYTES, linger_seconds=LINGER_SECONDS
         )
         try:
             await connection.serve(server, experimental={})

@@ -26,6 +26,7 @@ from mcp.types import (
     RequestId,
 )
 
+from in_pod_server.contract import MAX_REQUEST_BYTES
 from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ class Connection:
         writer: asyncio.StreamWriter,
         *,
         max_message_bytes: int,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
         linger_seconds: float = math.inf,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._limit = max_message_bytes
+        self._request_limit = max_request_bytes
         self._linger = linger_seconds
         self._in_flight: set[str] = set()
         self._settled = anyio.Event()
@@ -96,7 +99,7 @@ class Connection:
                 await self._closed()
 
     async def _read(self, feed: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        lines = LineBuffer(self._limit)
+        lines = LineBuffer(self._request_limit)
         async with feed:
             try:
                 while data := await self._reader.read(READ_BYTES):
@@ -113,7 +116,7 @@ class Connection:
         if not isinstance(line, Overlong) and not line.strip():
             return
         try:
-            message = parse(line, self._limit)
+            message = parse(line, self._request_limit)
         except Refused as refused:
             await self._write(refused.reply)
             return

@@ -81,6 +81,9 @@ FATE_UNKNOWN: Final = "unknown"
 # --- limits ------------------------------------------------------------------------------------
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """No message on the pipe is longer; the SDK's reader is quadratic in a message's length."""
+MAX_REQUEST_BYTES: Final = 16 << 20
+"""A request to a server of ours may be longer: our reader is linear, and a file of MAX_FILE_BYTES as
+base64 has to fit."""
 MAX_FILE_BYTES: Final = 5 * 1024 * 1024
 """Default cap of the content tools (setting MAX_FILE_BYTES)."""
 CALL_LIMIT_SECONDS: Final = 45.0

@@ -69,7 +69,7 @@ class PodBackend:
         Raises:
             SandboxNotFound: there is no record of ours.
         """
-        found = await self._select(f"{c.LABEL_SANDBOX}={sandbox_id}")
+        found = await self._select(f"{c.LABEL_SANDBOX}={sandbox_id}", strict=True)
         if sandbox_id not in found:
             raise SandboxNotFound(
                 f"sandbox {sandbox_id} does not exist in namespace {self._settings.namespace}; "
@@ -82,7 +82,9 @@ class PodBackend:
         found = await self._select(f"{c.LABEL_USER}={user_key}")
         return sorted(found.values(), key=lambda pair: (pair[0].created_at, pair[0].id))
 
-    async def _select(self, selector: str) -> dict[str, tuple[Sandbox, list[PodView]]]:
+    async def _select(
+        self, selector: str, *, strict: bool = False
+    ) -> dict[str, tuple[Sandbox, list[PodView]]]:
         items = await self._kubectl.select(
             f"{_CONFIGMAPS},{_PODS}", f"{c.LABEL_MANAGED_BY}={c.PREFIX},{selector}"
         )
@@ -94,6 +96,8 @@ class PodBackend:
             try:
                 sandbox = Sandbox.from_record(item)
             except PodpipeError as error:
+                if strict:
+                    raise
                 self._warn(str(error))  # one broken record must not hide the others
                 continue
             found[sandbox.id] = (sandbox, by_uid.setdefault(sandbox.uid, []))
@@ -110,20 +114,19 @@ class PodBackend:
         Raises:
             NameTaken: an object of that name exists; it was not touched.
         """
-        try:
-            record = manifest.record(sandbox, self._settings)
+        record = manifest.record(sandbox, self._settings)
+        while True:
             try:
-                created = await self._kubectl.create(record)
+                return Sandbox.from_record(await self._kubectl.create(record))
             except NotFound:
                 await self._make_namespace()
-                created = await self._kubectl.create(record)
-        except AlreadyExists:
-            raise await self._name_taken(sandbox) from None
-        return Sandbox.from_record(created)
+            except AlreadyExists:
+                found = await self._kubectl.get(_CONFIGMAPS, sandbox.object_name)
+                if found:  # else it has just gone: the name is free
+                    raise self._name_taken(sandbox, found) from None
 
-    async def _name_taken(self, sandbox: Sandbox) -> NameTaken:
-        found = await self._kubectl.get(_CONFIGMAPS, sandbox.object_name)
-        labels = found["metadata"].get("labels", {}) if found else {}
+    def _name_taken(self, sandbox: Sandbox, found: Object) -> NameTaken:
+        labels = found["metadata"].get("labels", {})
         if labels.get(c.LABEL_SANDBOX) == sandbox.id:
             return NameTaken(
                 f"sandbox {sandbox.name or sandbox.id} exists already; use it, or destroy it first"
@@ -271,6 +274,25 @@ class PodBackend:
                 f"Pod {sandbox.pod_name} exists and does not belong to sandbox {sandbox.id}"
             )
         return PodView.from_object(view)
+
+    async def predecessors(self, sandbox: Sandbox) -> list[PodView]:
+        """Pods of an earlier sandbox of the same name that still exist."""
+        items = await self._kubectl.select(
+            _PODS, f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_SANDBOX}={sandbox.id}"
+        )
+        return [
+            PodView.from_object(item)
+            for item in items
+            if all(o["uid"] != sandbox.uid for o in item["metadata"].get("ownerReferences", []))
+        ]
+
+    async def users_of_home(self) -> list[str]:
+        """Records and pods that carry the user's label, readable or not, as Kind/name."""
+        items = await self._kubectl.select(
+            f"{_CONFIGMAPS},{_PODS}",
+            f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_USER}={self._settings.user_key}",
+        )
+        return [f"{item['kind']} {item['metadata']['name']}" for item in items]
 
     async def stop(self, pod: PodView) -> None:
         """Ask for the end of this very pod; returns before it is gone."""

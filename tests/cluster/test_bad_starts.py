@@ -271,42 +271,6 @@ def test_a_name_taken_by_a_foreign_object(clean: Cluster, user: str) -> None:
     clean.kubectl("delete", "configmap", name)
 
 
-def test_a_pod_name_taken_by_a_foreign_pod(clean: Cluster, user: str) -> None:
-    name = f"{object_name(named_sandbox_id(user, 'taken'))}-1"
-    foreign = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "theirs",
-                    "image": "nonesuch.invalid/x:1",
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
-        },
-    }
-    clean.apply(foreign)
-    uid = clean.get("pod", name)["metadata"]["uid"]
-    ended = clean.podpipe("create", "--name", "taken")
-    assert ended.returncode == 1, ended.stderr
-    assert name in ended.stderr
-    after = clean.get("pod", name)
-    assert after["metadata"]["uid"] == uid
-    assert [container["name"] for container in after["spec"]["containers"]] == ["theirs"]
-    assert "ownerReferences" not in after["metadata"]
-    clean.kubectl("delete", "pod", name, "--grace-period=1")
-
-
 def test_a_home_that_belongs_to_another_true_id(clean: Cluster, user: str) -> None:
     claim = {
         "apiVersion": "v1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, me
         ("STORAGE_BACKEND", "s3"),
         ("PODPIPE_USER", ""),
         ("PODPIPE_USER", "a\nb"),
+        ("PODPIPE_SESSION", "\udcff"),
+        ("SANDBOX_IMAGE", "x\udcff"),
     ],
 )
 def test_a_malformed_setting_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
@@ -100,3 +103,14 @@ def test_runtime_class_unset_and_empty_are_different(tmp_path: Path) -> None:
     base = {"PODPIPE_USER": "u"}
     assert Settings.from_env(base, cwd=tmp_path).runtime_class is None
     assert Settings.from_env(base | {"RUNTIME_CLASS": ""}, cwd=tmp_path).runtime_class == ""
+
+
+def test_a_byte_order_mark_hides_no_setting(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xef\xbb\xbfNAMESPACE=marked\n")
+    assert Settings.from_env({"PODPIPE_USER": "u"}, cwd=tmp_path).namespace == "marked"
+
+
+def test_an_env_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is not a file"):
+        Settings.from_env({"PODPIPE_ENV_FILE": "pipe"}, cwd=tmp_path)

@@ -87,4 +87,4 @@ def test_only_what_may_enter_an_argv_passes_as_an_id(text: str) -> None:
 def test_the_longest_name_still_makes_valid_object_names() -> None:
     sandbox_id = named_sandbox_id("alice", "a" * MAX_NAME)
     assert is_sandbox_id(sandbox_id)
-    assert len(f"sandbox-{sandbox_id}-999") <= 63
+    assert len(f"sandbox-{sandbox_id}-01234-99999") <= 63

@@ -65,6 +65,8 @@ def test_an_unknown_context_is_named_with_the_known_ones(stub: StubCluster) -> N
         ("current-context: a", "context 'a' does not exist"),
         ("current-context: a\ncontexts: [{name: a, context: {cluster: c}}]", "has no server"),
         ("current-context: a\ncontexts: [{name: a}]", "has no server"),
+        ("current-context: a\ncontexts: [{name: a, context: foo}]", "has no server"),
+        ("[" * 5000, "cannot be read"),
     ],
 )
 def test_a_broken_kubeconfig_is_told_from_a_missing_one(

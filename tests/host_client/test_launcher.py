@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -47,11 +48,11 @@ def launcher(
     return Launcher(PodBackend(Kubectl(settings), settings), settings, connect, clock)
 
 
-def status(**state: Any) -> dict[str, Any]:
-    return {
-        "phase": "Pending",
-        "containerStatuses": [{"name": c.CONTAINER, "state": state, "restartCount": 0}],
-    }
+def status(ended: dict[str, Any] | None = None, **state: Any) -> dict[str, Any]:
+    container = {"name": c.CONTAINER, "state": state, "restartCount": 1 if ended else 0}
+    if ended:
+        container["lastState"] = {"terminated": ended}
+    return {"phase": "Pending", "containerStatuses": [container]}
 
 
 WAITING = status(waiting={"reason": "ContainerCreating"})
@@ -67,7 +68,7 @@ async def test_create_makes_a_record_a_pod_and_a_home(stub: StubCluster) -> None
     made = await launcher(stub).create(name="work")
     assert made.phase == "running"
     assert stub.names("ConfigMap") == [object_name(made.sandbox.id)]
-    assert stub.names("Pod") == [f"{object_name(made.sandbox.id)}-1"]
+    assert stub.names("Pod") == [f"{object_name(made.sandbox.id)}-{made.sandbox.uid[:5]}-1"]
     assert stub.names("PersistentVolumeClaim") == ["user-alice-pvc"]
 
 
@@ -127,13 +128,125 @@ async def test_a_foreign_object_of_that_name_is_untouched(stub: StubCluster) -> 
     assert stub.objects == before
 
 
-async def test_a_foreign_pod_of_that_name_is_untouched(stub: StubCluster) -> None:
-    name = f"{object_name(named_sandbox_id('alice', 'work'))}-1"
-    stub.add({"kind": "Pod", "metadata": {"name": name}, "spec": {}, "status": {}})
-    before = stub.objects
-    with pytest.raises(NameTaken, match="left untouched"):
-        await launcher(stub).create(name="work")
-    assert stub.objects == before
+async def test_a_new_sandbox_waits_for_the_pod_of_the_old_one_of_its_name(
+    stub: StubCluster,
+) -> None:
+    """It took the dying pod for its own: same name, and apply replaced the owner."""
+    one = launcher(stub)
+    old = await one.create(name="work")
+    pod = stub.objects[f"Pod/{old.sandbox.pod_name}"]
+    await one.destroy("work")
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    stub.add(pod)
+    seen: list[str] = []
+
+    def progress(text: str) -> None:
+        seen.append(text)
+        if "to end" in text:
+            remove(stub, f"Pod/{pod['metadata']['name']}")
+
+    with anyio.fail_after(20):
+        new = await one.create(name="work", progress=progress)
+    assert f"waiting for pod {pod['metadata']['name']} to end" in seen
+    assert new.sandbox.pod_name != old.sandbox.pod_name
+    assert stub.names("Pod") == [new.sandbox.pod_name]
+
+
+def remove(stub: StubCluster, key: str) -> None:
+    objects = stub.objects
+    del objects[key]
+    (stub.folder / "state.json").write_text(json.dumps(objects), encoding="utf-8")
+
+
+async def test_a_suspend_that_died_half_way_is_completed_before_a_resume(
+    stub: StubCluster,
+) -> None:
+    """The record said Suspended, its pod ran on, and a second one was started beside it."""
+    one = launcher(stub)
+    made = await one.create(name="work")
+    record = stub.objects[f"ConfigMap/{made.sandbox.object_name}"]
+    record["metadata"]["annotations"][c.ANNOTATION_STATE] = "Suspended"
+    stub.add(record)
+    _, pod = await one.running("work")
+    assert stub.names("Pod") == [pod.name]
+    assert pod.name != made.sandbox.pod_name
+
+
+async def test_a_pod_of_an_older_incarnation_is_ended_first(stub: StubCluster) -> None:
+    one = launcher(stub)
+    made = await one.create(name="work")
+    record = stub.objects[f"ConfigMap/{made.sandbox.object_name}"]
+    record["metadata"]["annotations"][c.ANNOTATION_INCARNATION] = "2"
+    stub.add(record)
+    _, pod = await one.running("work")
+    assert stub.names("Pod") == [pod.name]
+    assert pod.name.endswith("-2")
+
+
+async def test_a_suspend_while_another_host_resumes_leaves_one_pod_at_most(
+    stub: StubCluster,
+) -> None:
+    one, other = launcher(stub), launcher(stub)
+    await one.create(name="work")
+    await one.suspend("work")
+    with anyio.fail_after(60):
+        for _ in range(4):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(other.running, "work")
+                tasks.start_soon(one.suspend, "work")
+            assert len(stub.names("Pod")) <= 1
+            status = await one.status("work")
+            assert status.phase in ("running", "suspended")
+            assert bool(stub.names("Pod")) == (status.phase == "running")
+
+
+async def test_a_cancelled_suspend_is_completed_once_it_has_begun(stub: StubCluster) -> None:
+    one = launcher(stub)
+    made = await one.create(name="work")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.suspend, "work")
+        while _state(stub, made.sandbox.object_name) != "Suspended":  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    assert stub.names("Pod") == []
+
+
+def _state(stub: StubCluster, record: str) -> str:
+    notes = stub.objects[f"ConfigMap/{record}"]["metadata"]["annotations"]
+    return str(notes[c.ANNOTATION_STATE])
+
+
+async def test_a_container_that_served_and_was_killed_twice_is_waited_for(
+    stub: StubCluster,
+) -> None:
+    one = launcher(stub)
+    made = await one.create(name="work")
+    killed = {"exitCode": 137, "reason": "Error"}
+    waiting = {
+        "name": c.CONTAINER,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": killed},
+        "restartCount": 2,
+    }
+    set_status(stub, made.sandbox.pod_name, {"phase": "Pending", "containerStatuses": [waiting]})
+    with pytest.raises(StillStarting, match=r"exit code 137.* is started again"):
+        await one.running("work", wait=0.5)
+    assert stub.names("Pod") == [made.sandbox.pod_name]
+
+
+async def test_an_unreadable_record_is_said_to_be_so_and_protects_its_home(
+    stub: StubCluster,
+) -> None:
+    one = launcher(stub)
+    made = await one.create(name="work")
+    record = stub.objects[f"ConfigMap/{made.sandbox.object_name}"]
+    record["metadata"]["annotations"][c.ANNOTATION_STATE] = "Paused"
+    stub.add(record)
+    for call in (one.status, one.destroy):
+        with pytest.raises(PodpipeError, match=r"is unreadable.*kubectl get configmap"):
+            await call("work")
+    with pytest.raises(PodpipeError, match=f"in use by ConfigMap {made.sandbox.object_name}"):
+        await one.purge_home()
 
 
 async def test_a_refused_pod_leaves_no_home_that_was_applied_before_it(stub: StubCluster) -> None:
@@ -201,7 +314,8 @@ async def test_a_forbidden_verb_is_named_and_leaves_nothing(stub: StubCluster) -
     [
         ({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}, "ErrImagePull",
          "SANDBOX_IMAGE"),
-        ({"waiting": {"reason": "CrashLoopBackOff"}}, "CrashLoopBackOff", "podpipe image"),
+        ({"waiting": {"reason": "CrashLoopBackOff"}, "ended": {"exitCode": 1}},
+         "CrashLoopBackOff", "podpipe image"),
         ({"waiting": {"reason": "CreateContainerConfigError", "message": "x"}},
          "CreateContainerConfigError", "Nothing of it was left"),
     ],
@@ -270,7 +384,7 @@ async def test_suspend_and_resume_make_a_new_incarnation(stub: StubCluster) -> N
     assert (await one.status("work")).phase == "suspended"
     sandbox, pod = await one.running("work")
     assert sandbox.incarnation == 2
-    assert pod.name == f"{object_name(made.sandbox.id)}-2"
+    assert pod.name == f"{object_name(made.sandbox.id)}-{made.sandbox.uid[:5]}-2"
     assert (sandbox.expires_at, sandbox.spec) == (made.sandbox.expires_at, made.sandbox.spec)
 
 
@@ -390,7 +504,7 @@ async def test_a_failed_delete_is_not_reported_as_done(stub: StubCluster) -> Non
 async def test_a_home_in_use_is_not_purged(stub: StubCluster) -> None:
     one = launcher(stub)
     await one.create(name="work")
-    with pytest.raises(PodpipeError, match="in use by work-"):
+    with pytest.raises(PodpipeError, match="in use by ConfigMap sandbox-work-"):
         await one.purge_home()
     await one.destroy("work")
     assert await one.purge_home()

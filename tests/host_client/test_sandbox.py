@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -78,6 +79,40 @@ def test_a_container_that_keeps_ending_fails_with_its_exit() -> None:
         assert "Error, exit code 3" in failure[1]
 
 
+@pytest.mark.parametrize(
+    ("ended", "failed"),
+    [
+        ({"exitCode": 1, "startedAt": timestamp(NOW), "finishedAt": timestamp(NOW)}, True),
+        ({"exitCode": 1}, True),
+        ({"exitCode": 137, "reason": "Error"}, False),
+        (
+            {
+                "exitCode": 1,
+                "startedAt": timestamp(NOW),
+                "finishedAt": timestamp(NOW + timedelta(seconds=60)),
+            },
+            False,
+        ),
+        (
+            {
+                "exitCode": 137,
+                "reason": "OOMKilled",
+                "startedAt": timestamp(NOW),
+                "finishedAt": timestamp(NOW),
+            },
+            True,
+        ),
+    ],
+)
+def test_a_container_that_had_served_is_started_again_and_one_that_never_did_has_failed(
+    ended: dict[str, Any], failed: bool
+) -> None:
+    status = container(
+        waiting={"reason": "CrashLoopBackOff"}, restarts=2, last={"terminated": ended}
+    )
+    assert bool(pod(status).failure(NOW)) == failed
+
+
 def test_a_restarted_container_that_runs_is_no_failure() -> None:
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
     view = pod(container(running={}, restarts=5, last=ended) | {"phase": "Running"})
@@ -152,6 +187,7 @@ def test_a_time_without_zone_or_sense_is_refused(text: str) -> None:
         (c.ANNOTATION_STATE, "Asleep"),
         (c.ANNOTATION_INCARNATION, "two"),
         (c.ANNOTATION_USER_ID, None),
+        (c.ANNOTATION_CREATED_AT, "0001-01-01T00:00:00+14:00"),
     ],
 )
 def test_an_unreadable_record_is_named_and_left_alone(annotation: str, value: str | None) -> None:
@@ -163,3 +199,30 @@ def test_an_unreadable_record_is_named_and_left_alone(annotation: str, value: st
         record["metadata"]["annotations"][annotation] = value
     with pytest.raises(PodpipeError, match=f"ConfigMap {SANDBOX.object_name} is unreadable"):
         Sandbox.from_record(record)
+
+
+@pytest.mark.parametrize(
+    "spec", ["[" * 100_000, "{}", "[]", "null", '{"max_ttl_minutes": "x"}', "x"]
+)
+def test_an_unreadable_spec_is_named(spec: str) -> None:
+    record = manifest.record(SANDBOX, SETTINGS) | {"data": {"spec": spec}}
+    record["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    with pytest.raises(PodpipeError, match="is unreadable"):
+        Sandbox.from_record(record)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 10**12, "1440"])
+def test_a_spec_with_a_lifetime_out_of_range_is_unreadable(ttl: object) -> None:
+    record = manifest.record(SANDBOX, SETTINGS)
+    record["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    facts = json.loads(record["data"]["spec"]) | {"max_ttl_minutes": ttl}
+    record["data"]["spec"] = json.dumps(facts)
+    with pytest.raises(PodpipeError, match="is unreadable"):
+        Sandbox.from_record(record)
+
+
+def test_what_a_newer_podpipe_added_to_a_spec_is_left_out() -> None:
+    record = manifest.record(SANDBOX, SETTINGS)
+    record["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    record["data"]["spec"] = json.dumps(json.loads(record["data"]["spec"]) | {"gpus": 8})
+    assert Sandbox.from_record(record).spec == SANDBOX.spec

@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM as a cancellation that cleaning up survives.
+
+A KeyboardInterrupt, and asyncio's own answer to SIGINT, break through anyio's shields, so what a
+cancelled command has to undo was left. Here the first signal cancels a scope, which shields hold
+off; a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+EXIT_INTERRUPTED = 130
+
+
+async def interruptible(work: Callable[[], Awaitable[int]]) -> int:
+    """Run `work` until it ends or a signal asks it to.
+
+    Args:
+        work: gives the exit code.
+
+    Returns:
+        Its exit code, or EXIT_INTERRUPTED where a signal cancelled it.
+    """
+    code = EXIT_INTERRUPTED
+    # A shell's background job has SIGINT ignored; a receiver takes it nevertheless.
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+        async def watch() -> None:
+            asked = False
+            async for _ in signals:
+                if asked:
+                    os._exit(EXIT_INTERRUPTED)
+                asked = True
+                scope.cancel()
+
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(watch)
+            with anyio.CancelScope() as scope:
+                code = await work()
+            watching.cancel_scope.cancel()
+    return code
