@@ -41,7 +41,11 @@ END_SECONDS = 5.0
 KEEP_SECONDS = 600.0
 """How long the outcome of a transfer that a tool began waits for the call that asks for it."""
 _PIPE_BYTES = 1024 * 1024
-_MODULES = ("", ".places", ".wire", ".sender", ".receiver", ".pod")
+_MODULES = {
+    "send": ("", ".places", ".wire", ".sender", ".pod"),
+    "receive": ("", ".places", ".wire", ".receiver", ".pod"),
+}
+"""What the pod's end is made of, by its role."""
 _ROOT = "host_client.ends"
 
 POD_ARGV = (
@@ -224,9 +228,7 @@ class _Line:
             self._kill.set()
             if self._channel:
                 self._channel.stop("it was interrupted")
-            if self._process and self._process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
 
     def talk(self, job: Mapping[str, Any], work: Callable[[wire.Channel], None]) -> None:
         """Start the pod's end and do our part.
@@ -264,7 +266,7 @@ class _Line:
                 channel.stop("it was interrupted")
         done = False
         try:
-            _write(process.stdin.fileno(), _program())
+            _write(process.stdin.fileno(), _program(job["role"]))
             channel.start()
             channel.tell(wire.JOB, job)
             channel.flush()
@@ -276,13 +278,28 @@ class _Line:
                 self.kill()
             with contextlib.suppress(OSError):
                 process.stdin.close()
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                process.wait()
-            drain.join(END_SECONDS)
-            process.stdout.close()
+            # What was to be known is known; how kubectl ends is nobody's wait.
+            ends = threading.Thread(target=self._see_off, args=(process, process.stdout, drain))
+            ends.start()
+            if not done:
+                ends.join()
+
+    def _see_off(
+        self, process: subprocess.Popen[bytes], stdout: IO[bytes], drain: threading.Thread
+    ) -> None:
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill_group()
+            process.wait()
+        drain.join(END_SECONDS)
+        stdout.close()
+
+    def _kill_group(self) -> None:
+        with self._lock:
+            if self._process and self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _drain(self, stderr: IO[bytes]) -> None:
         """Always: a kubectl whose stderr is not read stalls altogether."""
@@ -291,14 +308,14 @@ class _Line:
                 self.stderr = (self.stderr + chunk)[-STDERR_TAIL:]
 
 
-def _program() -> bytes:
+def _program(role: str) -> bytes:
     folder = resources.files(_ROOT)
     modules = [("host_client", "")] + [
         (
             f"{_ROOT}{name}",
             (folder / f"{name[1:] or '__init__'}.py").read_text(encoding="utf-8"),
         )
-        for name in _MODULES
+        for name in _MODULES[role]
     ]
     text = _LOADER.format(modules=modules, root=_ROOT).encode()
     return b"%8d" % len(text) + text
@@ -328,7 +345,11 @@ class _Up:
 
     def __init__(self, sources: Sequence[sender.Source], target: Mapping[str, Any]) -> None:
         self._sources = sources
-        self.job = {"role": "receive", **target}
+        self._target = target
+
+    def job(self) -> dict[str, Any]:
+        """What the pod's end has to do."""
+        return {"role": "receive", **self._target}
 
     def attempt(self, channel: wire.Channel, meter: Meter) -> _Found:
         end = sender.Sender(channel, meter.add, meter.expect, on_lost=lambda: None)
@@ -368,8 +389,13 @@ class _Down:
     """From the pod to here."""
 
     def __init__(self, sources: Sequence[tuple[str, str]], target: receiver.Target) -> None:
+        self._sources = sources
         self._target = target
-        self.job = {"role": "send", "sources": sources}
+
+    def job(self) -> dict[str, Any]:
+        """What the pod's end has to do; all the faster if nothing is here yet."""
+        fresh = all(self._target.lacks(name) for name, _ in self._sources)
+        return {"role": "send", "sources": self._sources, "eager": fresh}
 
     def attempt(self, channel: wire.Channel, meter: Meter) -> _Found:
         end = receiver.Receiver(channel, self._target, meter.add, meter.expect)
@@ -545,7 +571,7 @@ class Transfers:
 
         def work() -> None:
             try:
-                line.talk(way.job, lambda channel: outcome.append(way.attempt(channel, meter)))
+                line.talk(way.job(), lambda channel: outcome.append(way.attempt(channel, meter)))
             except Exception as error:  # raised below, where it cannot hide a cancellation
                 outcome[:] = [error]
 
@@ -558,8 +584,8 @@ class Transfers:
             try:
                 await ended.wait()
             finally:
-                # Nothing is left to end when it has ended by itself.
-                line.kill()
+                if not ended.is_set():
+                    line.kill()
                 with anyio.move_on_after(END_SECONDS * 2, shield=True):
                     await ended.wait()
         if isinstance(outcome[0], Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from host_client.ends import receiver, sender, wire
+from host_client.ends import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +20,18 @@ def main() -> None:
         _, payload = channel.receive()
         channel.start()
         job = wire.parsed(payload, dict)
+        # Only the one that is needed was sent along.
         if job["role"] == "send":
+            from host_client.ends import sender
+
             sources = [
                 sender.Source(name, _resolved(path, must_exist=True))
                 for name, path in job["sources"]
             ]
-            sender.Sender(channel, _ignore, _ignore, on_lost=_gone).run(sources)
+            sender.Sender(channel, _ignore, _ignore, on_lost=_gone, eager=job["eager"]).run(sources)
         else:
+            from host_client.ends import receiver
+
             target = receiver.Target(
                 _resolved(job["path"], must_exist=False),
                 contents=job["contents"],

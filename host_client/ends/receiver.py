@@ -14,7 +14,6 @@ import os
 import stat
 
 from host_client.ends import places, wire
-from host_client.ends.sender import MAX_ENTRIES, UNLISTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +49,19 @@ class Target:
         self.contents = contents
         self.into = into
         self.delete = delete
+
+    def lacks(self, name: str) -> bool:
+        """Whether nothing is there yet of something that is called so by the sender."""
+        try:
+            if self.contents:
+                return not os.listdir(self.path)
+            if self.into or os.path.isdir(self.path):
+                return not os.path.lexists(os.path.join(self.path, name))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return not os.path.lexists(self.path)
 
     def open(self) -> tuple[places.Tree, str]:
         """The tree to write below, and the name that the one thing that arrives gets, if another.
@@ -171,10 +183,13 @@ class Receiver:
             raise wire.Refused(f"{self._target.path}: {error.strerror}") from error
         try:
             while kind != wire.ENTRIES_END:
-                if kind != wire.ENTRIES:
+                if kind == wire.SMALL:
+                    self._take_early(payload)
+                elif kind == wire.ENTRIES:
+                    for entry in wire.parsed(payload, list):
+                        self._offer(entry)
+                else:
                     raise wire.Broken(f"{kind!r} came among the entries")
-                for entry in wire.parsed(payload, list):
-                    self._offer(entry)
                 kind, payload = self._channel.receive()
             self._want()
             self._take()
@@ -223,7 +238,7 @@ class Receiver:
         if not 0 <= size <= _MOST or not -_MOST <= mtime <= _MOST:
             raise wire.Broken("an entry has numbers that no file has")
         parts = tuple(path.split("/"))
-        if kind == UNLISTED:
+        if kind == wire.UNLISTED:
             self._fail(parts, f"its contents cannot be listed: {link}")
             return
         if self._rename:
@@ -234,7 +249,7 @@ class Receiver:
         why = places.bad_path(parts)
         if not why and parts in self._seen:
             why = "it is there twice"
-        if not why and len(self._seen) >= MAX_ENTRIES:
+        if not why and len(self._seen) >= wire.MAX_ENTRIES:
             raise wire.Broken("there is no end to the entries")
         if why:
             self._refuse(path, why)
@@ -361,6 +376,17 @@ class Receiver:
                 raise wire.Broken(f"{kind!r} came among the files")
         for file in self._pending.values():
             self._fail(file.parts, "it was not sent")
+
+    def _take_early(self, payload: bytes) -> None:
+        """Take a small file that an eager sender sends before it was asked to."""
+        number = int.from_bytes(payload[:4], "big")
+        if number >= len(self._files):
+            raise wire.Broken("a file came that was not offered")
+        file = self._files[number]
+        if file is not None:
+            self._files[number] = None
+            self._pending[number] = file
+            self._take_small(payload)
 
     def _take_small(self, payload: bytes) -> None:
         head = wire.SMALL_HEAD

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 BATCH = 400
 """Entries in one frame: the receiver looks at them while the rest is listed."""
-MAX_ENTRIES = 1_000_000
-UNLISTED = "!"
-"""The kind of a second entry for a folder whose contents cannot be listed."""
 _HOLE = 64 * wire.CHUNK
 """Nothing but zeros is a few bytes on the wire: so often they are sent all the same."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -55,6 +52,7 @@ class Sender:
         on_total: told how many files and bytes that will be.
         on_lost: called at once, from another thread, when the receiver is gone: writing to nobody
             may block for ever.
+        eager: the receiver has nothing yet: small files are sent as soon as they are listed.
     """
 
     def __init__(
@@ -63,11 +61,15 @@ class Sender:
         on_bytes: Callable[[int], None],
         on_total: Callable[[int, int], None],
         on_lost: Callable[[], None],
+        *,
+        eager: bool = False,
     ) -> None:
         self._channel = channel
         self._on_bytes = on_bytes
         self._on_total = on_total
         self._on_lost = on_lost
+        self._eager = eager
+        self._early: list[int] = []
         self._files: list[tuple[places.Tree, tuple[str, ...]]] = []
         self.paths: list[str] = []
         """By file number, as the receiver knows it."""
@@ -165,13 +167,17 @@ class Sender:
                 kind = "link that was swapped for something else"
         elif kind == "f":
             size = status.st_size
+            if self._eager and size <= wire.SMALL_BYTES:
+                self._early.append(len(self._files))
             self._files.append((tree, here))
             self.paths.append(path)
         if kind == "d" and len(there) >= places.MAX_DEPTH:
             kind = f"folder deeper than {places.MAX_DEPTH} others"
         self._count += 1
-        if self._count > MAX_ENTRIES:
-            raise wire.Refused(f"more than {MAX_ENTRIES} entries; transfer parts of the folder")
+        if self._count > wire.MAX_ENTRIES:
+            raise wire.Refused(
+                f"more than {wire.MAX_ENTRIES} entries; transfer parts of the folder"
+            )
         self._batch.append(
             [path, kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns, size, link]
         )
@@ -181,12 +187,23 @@ class Sender:
             try:
                 self._walk(tree, here, there)
             except OSError as error:
-                self._batch.append([path, UNLISTED, 0, 0, 0, error.strerror or str(error)])
+                self._batch.append([path, wire.UNLISTED, 0, 0, 0, error.strerror or str(error)])
 
     def _flush_batch(self) -> None:
         if self._batch:
             self._channel.tell(wire.ENTRIES, self._batch)
             self._batch = []
+        for number in self._early:
+            # What cannot be sent now will be wanted, and then it is said why.
+            with contextlib.suppress(OSError):
+                fd = self._open(number)
+                try:
+                    before = os.fstat(fd)
+                    if stat.S_ISREG(before.st_mode) and before.st_size <= wire.SMALL_BYTES:
+                        self._send_small(number, fd, before)
+                finally:
+                    os.close(fd)
+        self._early = []
 
     # --- what is wanted --------------------------------------------------------------------
 
@@ -211,9 +228,8 @@ class Sender:
     def _send_all(self, wants: Sequence[tuple[int, int, str]]) -> None:
         for number, have, digest in wants:
             self._channel.check()
-            tree, parts = self._files[number]
             try:
-                fd = os.open(parts[-1], _READ, dir_fd=tree.folder(parts[:-1]))
+                fd = self._open(number)
             except OSError as error:
                 self._channel.tell(wire.UNREADABLE, [number, error.strerror or str(error)])
                 continue
@@ -221,6 +237,10 @@ class Sender:
                 self._send(number, fd, have, digest)
             finally:
                 os.close(fd)
+
+    def _open(self, number: int) -> int:
+        tree, parts = self._files[number]
+        return os.open(parts[-1], _READ, dir_fd=tree.folder(parts[:-1]))
 
     def _send(self, number: int, fd: int, have: int, digest: str) -> None:
         before = os.fstat(fd)
@@ -301,7 +321,7 @@ class Sender:
             if kind == wire.RESULTS_END:
                 return results
             results += wire.parsed(payload, list)
-            if len(results) > 2 * MAX_ENTRIES:
+            if len(results) > 2 * wire.MAX_ENTRIES:
                 raise wire.Broken("more results than there were files")
 
 

@@ -34,6 +34,10 @@ SMALL_HEAD = struct.Struct(">IIQq32s")
 """Number, mode, size, nanoseconds of modification, SHA-256."""
 _BUFFER = 1024 * 1024
 
+MAX_ENTRIES = 1_000_000
+UNLISTED = "!"
+"""The kind of a second entry for a folder whose contents cannot be listed."""
+
 JOB, ENTRIES, ENTRIES_END, WANTS, WANTS_END = b"J", b"E", b"e", b"W", b"w"
 BEGIN, DATA, ZEROS, FINISH, SMALL = b"B", b"D", b"Z", b"F", b"S"
 UNREADABLE, DATA_END = b"X", b"d"
