@@ -93,7 +93,8 @@ class SandboxSession:
         self._close = anyio.Event()
         self._opened = anyio.Event()
         self._released = anyio.Event()
-        self._scope = anyio.CancelScope()
+        # What is cancelled around it may still need the pipe for its cleaning up.
+        self._scope = anyio.CancelScope(shield=True)
         self._failure: PodpipeError | None = None
         self._calls = 0
         self._numbered = 0
@@ -325,9 +326,11 @@ class SandboxSession:
         return [tool["name"] for tool in listed["tools"]]
 
     async def aclose(self) -> None:
-        """Close the pipe and wait until its owner has let go of kubectl."""
+        """Close the pipe and wait until its owner has let go of kubectl, at most CLOSE_SECONDS."""
         self._close.set()
-        await self._released.wait()
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            await self._released.wait()
+        self._scope.cancel()
 
 
 class Pipes:
@@ -373,12 +376,11 @@ class Pipes:
     async def forget(self, sandbox_id: str) -> None:
         """Close the pipe into a sandbox, if there is one."""
         if session := self._sessions.pop(sandbox_id, None):
-            with anyio.move_on_after(CLOSE_SECONDS):
-                await session.aclose()
+            await session.aclose()
 
     async def aclose(self) -> None:
         """Close all pipes, at once and within `CLOSE_SECONDS`."""
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+        with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as closing:
                 for session in self._sessions.values():
                     closing.start_soon(session.aclose)
