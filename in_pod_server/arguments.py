@@ -17,6 +17,10 @@ HomePath = Annotated[
     ),
 ]
 
+ProcessId = Annotated[
+    str, Field(description="The process_id that run_command or start_background gave.")
+]
+
 
 def to_bytes(content: str, encoding: Literal["text", "base64"], *, name: str) -> bytes:
     """Return the bytes that an argument stands for.

@@ -59,7 +59,7 @@ def _add_content_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: in
         """Write a whole file in the home, or append to one; missing folders are made.
 
         The write happens completely or not at all. Prefer it to echo or heredocs in run_command:
-        nothing has to be quoted. For more than about 500 kB write parts with append=true.
+        nothing has to be quoted. To change a part of a file use edit_file.
         """
         data = to_bytes(content, encoding, name="content")
         if len(data) > max_file_bytes:

@@ -243,6 +243,8 @@ class ProcessTable:
         process.stop(number, grace)
         await process.done.wait()
         if process.left_running:
+            # Counted anew: an earlier stop's time may be long over.
+            process.kill_at = time.monotonic() + grace
             await self._end(process)
             process.left_running = len(await self._members(process))
 

@@ -9,35 +9,29 @@ and gains nothing: it has the same rights.)
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import re
-import subprocess
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-import anyio
-from anyio.abc import Process
-
-from in_pod_server.errors import ArgumentError, FileFailedError, short
+from in_pod_server.errors import ArgumentError
 from in_pod_server.framing import LineBuffer, Overlong
-from in_pod_server.launch import memory_file
+from in_pod_server.ripgrep import ripgrep
 from in_pod_server.text import decode, name_to_text
 
-RG: Final = "rg"
-SEARCH_SECONDS: Final = 30.0
-"""A call must answer within CALL_LIMIT_SECONDS."""
-_FAILED: Final = 2
+SEARCH_SECONDS: Final = 20.0
+"""For one run; a call makes two at most, and must answer within CALL_LIMIT_SECONDS."""
 LINE_BYTES: Final = 64 * 1024
 """A longer line of ripgrep's output is a longer line of a file: only its place is told."""
 SHOWN_LINE_CHARS: Final = 500
-STDERR_BYTES: Final = 4096
 COUNT_LIMIT: Final = 200_000
 """Matches after which no more are counted: the total is then said to be at least so many."""
-_ENV: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-"""Neither HOME nor RIPGREP_CONFIG_PATH: no file of the home changes what a search does."""
+NAMES_BYTES: Final = 16 * 1024 * 1024
+"""Names looked through at most; a larger tree is searched folder by folder."""
+KEPT_CHARS: Final = 1_000_000
+"""Text of matches kept at most: a reply holds less."""
+MATCH_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +103,11 @@ async def search_content(
     """
     context = [f"--context={query.context_lines}"] if query.context_lines else []
     options = [*context, *file_options(query), *pattern_options(query)]
-    argv = [RG, "--json", *options, "--", "./" if file is None else "-"]
+    where = "./" if file is None else "-"
     reader = _Reader(max_results)
-    async with _run(argv, folder, stdin=file) as running:
+    async with ripgrep(
+        "--json", *options, "--", where, folder=folder, seconds=SEARCH_SECONDS, stdin=file
+    ) as running:
         lines = LineBuffer(LINE_BYTES)
         async for piece in running.pieces():
             for line in lines.feed(piece):
@@ -130,18 +126,23 @@ async def search_names(folder: int, query: Query, max_results: int) -> Found:
         FileFailedError: ripgrep is missing or failed.
     """
     found = Found()
-    listing = [RG, "--files", "--null", *file_options(query), "--", "./"]
-    async with _run(listing, folder) as names:
-        data = b"".join([piece async for piece in names.pieces()])
+    listing = ["--files", "--null", *file_options(query), "--", "./"]
+    data = bytearray()
+    async with ripgrep(*listing, folder=folder, seconds=SEARCH_SECONDS) as names:
+        async for piece in names.pieces():
+            data += piece
+            if len(data) > NAMES_BYTES:
+                del data[data.rindex(b"\0") + 1 :]
+                break
         complete = await names.complete()
-    chosen = [RG, "--null-data", "--text", *pattern_options(query), "--", "-"]
+    chosen = ["--null-data", "--text", *pattern_options(query), "--", "-"]
     # The names as they are shown, so that a pattern sees what the caller will.
     shown = b"".join(
         name_to_text(name.removeprefix(b"./")).encode() + b"\0"
-        for name in data.split(b"\0")
+        for name in bytes(data).split(b"\0")
         if name
     )
-    async with _run(chosen, folder, stdin=shown) as matching:
+    async with ripgrep(*chosen, folder=folder, seconds=SEARCH_SECONDS, stdin=shown) as matching:
         rest = b""
         async for piece in matching.pieces():
             *whole, rest = (rest + piece).split(b"\0")
@@ -165,10 +166,11 @@ async def matches(data: bytes, pattern: str) -> int | None:
     # As bytes, whatever they look like: a terminal's lines end in CRLF, and logs hold NULs.
     as_bytes = ["--text", "--encoding=none", "--crlf", "--multiline", "--max-count=1"]
     options = [*as_bytes, *pattern_options(query)]
-    argv = [RG, "--json", *options, "--", "-"]
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        async with _run(argv, folder, stdin=data) as running:
+        async with ripgrep(
+            "--json", *options, "--", "-", folder=folder, seconds=MATCH_SECONDS, stdin=data
+        ) as running:
             out = b"".join([piece async for piece in running.pieces()])
             await running.complete()
     finally:
@@ -189,6 +191,7 @@ class _Reader:
         self._pending: list[Line] = []
         self._count = 0
         self._kept = 0
+        self._chars = 0
         self.found = Found()
 
     def take(self, line: bytes | Overlong) -> None:
@@ -214,11 +217,12 @@ class _Reader:
 
     @property
     def _room(self) -> int:
-        return self._max - self._kept
+        return self._max - self._kept if self._chars < KEPT_CHARS else 0
 
     def _add(self, path: str, data: dict[str, Any], *, is_match: bool) -> None:
         text = decode(_bytes(data["lines"]).removesuffix(b"\n"), final=True).text
         cut = text if len(text) <= SHOWN_LINE_CHARS else f"{text[:SHOWN_LINE_CHARS]}..."
+        self._chars += len(cut)
         self._pending.append(Line(path, data["line_number"] or 0, cut, is_match))
 
     def _take_long(self, line: Overlong) -> None:
@@ -247,88 +251,3 @@ def _path(value: dict[str, str]) -> str:
 
 def _bytes(value: dict[str, str]) -> bytes:
     return value["text"].encode() if "text" in value else base64.b64decode(value["bytes"])
-
-
-class _Running:
-    """One ripgrep, until it ends or its time is over."""
-
-    def __init__(self, process: Process, stderr: BinaryIO) -> None:
-        self._process = process
-        self._stderr = stderr
-        self._until = anyio.current_time() + SEARCH_SECONDS
-        self._at_end = False
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Give its output until it ends or its time is over."""
-        assert self._process.stdout is not None
-        while True:
-            piece = b""
-            with anyio.move_on_at(self._until) as limit:
-                try:
-                    piece = await self._process.stdout.receive()
-                except anyio.EndOfStream:
-                    self._at_end = True
-            if self._at_end or limit.cancelled_caught:
-                return
-            yield piece
-
-    async def complete(self) -> bool:
-        """Say whether it gave all there is.
-
-        Raises:
-            ArgumentError: It did not understand what it was given.
-        """
-        if not self._at_end:
-            return False
-        with anyio.move_on_at(self._until):
-            await self._process.wait()
-        self._stderr.seek(0)
-        said = self._stderr.read(STDERR_BYTES).decode("utf-8", "replace").strip()
-        if self._process.returncode == _FAILED and said:
-            raise ArgumentError(_refused(said))
-        return True
-
-
-def _refused(said: str) -> str:
-    reason = said.partition("error: ")[2] or said.splitlines()[-1].removeprefix("rg: ")
-    reason = short(" ".join(reason.split()).partition(" Consider enabling PCRE2")[0])
-    if "glob" in said and "regex" not in said:
-        return f"the glob cannot be used: {reason}"
-    return (
-        f"the pattern cannot be used: {reason} (a backslash before ( [ {{ * + ? . | takes each as it "
-        "is, literal=true takes all of them so)"
-    )
-
-
-@contextlib.asynccontextmanager
-async def _run(
-    argv: Sequence[str], folder: int, *, stdin: bytes | int | None = None
-) -> AsyncIterator[_Running]:
-    with contextlib.ExitStack() as files:
-        stderr = files.enter_context(memory_file(b""))
-        if isinstance(stdin, bytes):
-            stdin = files.enter_context(memory_file(stdin)).fileno()
-        try:
-            process = await anyio.open_process(
-                argv,
-                stdin=subprocess.DEVNULL if stdin is None else stdin,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                # The child's own copy of the descriptor: nobody can put another folder in its place.
-                cwd=f"/proc/self/fd/{folder}",
-                env=_ENV,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            raise FileFailedError(
-                "ripgrep (rg) is missing in this sandbox's image: use grep or find in run_command"
-            ) from None
-        except OSError as exc:
-            raise FileFailedError(f"ripgrep cannot be started: {exc.strerror}") from exc
-        try:
-            yield _Running(process, stderr)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            with anyio.CancelScope(shield=True):
-                await process.aclose()

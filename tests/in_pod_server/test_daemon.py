@@ -142,7 +142,7 @@ def test_junk_is_answered_and_the_session_lives_on(wire: Wire) -> None:
 
 
 def test_a_line_over_the_limit_is_refused_by_its_id_and_the_session_lives_on(wire: Wire) -> None:
-    size = contract.MAX_MESSAGE_BYTES
+    size = contract.MAX_REQUEST_BYTES
     request = {"jsonrpc": "2.0", "id": 5, "method": "ping", "params": {"x": "y" * size}}
     wire.send(request)
     reply = wire.receive()

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from in_pod_server import process_tools
+from in_pod_server import dialogue_tools
 from tests.in_pod_server.support import PATIENCE, Daemon, Sandbox, Wire, data_of, marked, text_of
 
 WAIT = {"wait_seconds": PATIENCE}
@@ -92,7 +92,7 @@ async def test_input_that_nobody_wants_is_refused_with_what_to_do(sandbox: Sandb
 async def test_a_command_that_does_not_read_is_told_of_and_blocks_nobody(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_tools, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(dialogue_tools, "SEND_SECONDS", 0.3)
     process_id = await start(sandbox, "sleep 301", stdin="open")
     big = "x" * 300_000
     sent = await sandbox.client.call_tool(
@@ -119,8 +119,14 @@ async def test_two_who_send_at_once_do_not_mix_their_bytes(sandbox: Sandbox) -> 
     assert sorted(lines) == [letter.encode() * 50_000 for letter in "abcdef"]
 
 
-def test_thirty_mebibytes_of_input_arrive(daemon: Daemon, wire: Wire) -> None:
-    """L21: a message is bounded, so they come in parts, as the host would send them."""
+def test_ten_mebibytes_of_input_arrive_in_one_call(wire: Wire) -> None:
+    """L21"""
+    ran = wire.call(1, "run_command", command="wc -c", stdin="x" * 10_485_760)
+    assert ran["structuredContent"]["stdout"] == "10485760\n"
+
+
+def test_thirty_mebibytes_of_input_arrive_in_parts(daemon: Daemon, wire: Wire) -> None:
+    """L21: a request is bounded, so more comes in parts, as the host would send them."""
     process_id = wire.call(1, "start_background", command="sha256sum; exit 7", stdin="open")[
         "structuredContent"
     ]["process_id"]

@@ -710,6 +710,18 @@ async def test_those_that_run_are_listed_alone_if_asked(sandbox: Sandbox) -> Non
     await run(sandbox, "true")
     listed = await sandbox.call("list_processes", running_only=True)
     assert [row["process_id"] for row in listed["processes"]] == ids[1:]
+    few = await sandbox.call("list_processes", max_entries=2)
+    assert [row["process_id"] for row in few["processes"]] == ids[1:], "what runs comes first"
+    assert (few["total"], few["truncated"]) == (4, True)
+
+
+async def test_what_is_left_can_be_stopped_long_after_a_first_stop(sandbox: Sandbox) -> None:
+    ran = await run(sandbox, f"{SLEEPERS} &")
+    process = sandbox.processes.get(ran["process_id"])
+    process.kill_at = 0
+    stopped = await sandbox.call("stop_process", process_id=process.id)
+    assert stopped["left_running"] == 0
+    assert marked(process.id) == []
 
 
 async def test_what_was_left_running_is_counted_on(

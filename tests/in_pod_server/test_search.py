@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from in_pod_server import search
+from in_pod_server import ripgrep, search
 from tests.in_pod_server.support import Daemon, Sandbox, Wire, data_of, text_of
 
 
@@ -109,6 +109,16 @@ async def test_names_are_searched_as_paths(sandbox: Sandbox) -> None:
     assert (len(capped["results"]), capped["total"], capped["truncated"]) == (1, 4, True)
     said = await sandbox.refused("search_files", pattern="x", kind="name", path="src/app.py")
     assert "give a folder" in said
+
+
+async def test_names_beyond_what_is_looked_through_are_said(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "NAMES_BYTES", 1000)
+    fill(sandbox.home, {f"file{n:03}": "" for n in range(200)})
+    found = await sandbox.call("search_files", pattern="file", kind="name", max_results=500)
+    assert 0 < found["total"] <= 200
+    assert (found["total_is_complete"], found["truncated"]) == (False, True)
 
 
 async def test_hidden_ignored_and_binary_files_are_left_out(sandbox: Sandbox) -> None:
@@ -257,7 +267,7 @@ async def test_no_file_of_the_home_changes_what_a_search_does(
 
 
 async def test_a_missing_ripgrep_is_said(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "RG", "no-such-rg")
+    monkeypatch.setattr(ripgrep, "RG", "no-such-rg")
     assert "use grep or find in run_command" in await sandbox.refused("search_files", pattern="x")
 
 
