@@ -14,6 +14,7 @@
     ├── NameTaken                 an object with that name is not ours to touch
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
+    ├── TransferFailed            not every file arrived as it was
     └── SessionLost               the pipe broke; what was sent on it may have run
         ├── PodReplaced           a call was under way in a pod that is gone
         └── ContainerRestarted    a call was under way when its container ended
@@ -137,6 +138,10 @@ class StillStarting(PodpipeError):
     def __init__(self, message: str, *, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class TransferFailed(PodpipeError):
+    """Not everything arrived as it was, or nothing can; the message names what did not."""
 
 
 class SessionLost(PodpipeError):

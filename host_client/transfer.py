@@ -25,7 +25,13 @@ import anyio.abc
 import anyio.to_thread
 
 from host_client.ends import receiver, sender, wire
-from host_client.errors import STDERR_TAIL, PodpipeError, StillStarting, UsageError, root_cause
+from host_client.errors import (
+    STDERR_TAIL,
+    StillStarting,
+    TransferFailed,
+    UsageError,
+    root_cause,
+)
 from host_client.kubectl import Kubectl
 from host_client.session import Sessions
 from in_pod_server.contract import HOME, WORKSPACE
@@ -74,10 +80,6 @@ for name, text in {modules!r}:
     exec(compile(text, name, "exec"), module.__dict__)
 sys.modules[{root!r} + ".pod"].main()
 """
-
-
-class TransferFailed(PodpipeError):
-    """Not everything arrived as it was, or nothing can; the message names what did not."""
 
 
 @dataclass(slots=True)

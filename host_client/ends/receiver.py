@@ -34,6 +34,9 @@ _KEPT_BITS = 0o777
 """Never setuid, setgid or sticky."""
 
 
+_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
 class Target:
     """Where to receive.
 
@@ -393,10 +396,42 @@ class Receiver:
         if len(payload) < head.size:
             raise wire.Broken("a small file is none")
         number, mode, size, mtime, digest = head.unpack_from(payload)
-        self._begin([number, 0, size, mode, mtime])
-        if size:
-            self._add(payload[head.size :], len(payload) - head.size)
-        self._finish([number, digest.hex(), False])
+        file = self._wanted(number)
+        if size != len(payload) - head.size or abs(mtime) > _MOST:
+            raise wire.Broken("a small file has numbers that no file has")
+        self._on_bytes(size)
+        try:
+            mine = self._place_small(file, payload[head.size :], mode & _KEPT_BITS, mtime, digest)
+        except OSError as error:
+            self._fail(file.parts, error)
+            return
+        if mine != digest:
+            self._fail(file.parts, _differs(mine.hex(), digest.hex()))
+            return
+        self.sums[number] = mine.hex()
+        self.bytes += size
+
+    def _place_small(self, file: _File, data: bytes, mode: int, mtime: int, digest: bytes) -> bytes:
+        """Write, read back, and rename into place if the sum is right; the sum."""
+        folder = self._tree.folder(file.parts[:-1])
+        fd = _create(folder, file.part)
+        placed = False
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            mine = hashlib.sha256(os.pread(fd, len(data) + 1, 0)).digest()
+            if mine == digest:
+                os.fchmod(fd, mode)
+                os.utime(fd, ns=(mtime, mtime))
+                os.rename(file.part, file.parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+                placed = True
+        finally:
+            os.close(fd)
+            if not placed:
+                with contextlib.suppress(OSError):
+                    os.unlink(file.part, dir_fd=folder)
+        return mine
 
     def _wanted(self, number: Any) -> _File:
         if type(number) is not int or number not in self._pending:
@@ -416,18 +451,13 @@ class Receiver:
             if size != offset:
                 writing.error = "it changed while it was being read"
             return
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         part = file.part
         try:
             folder = self._tree.folder(file.parts[:-1])
             if not offset:
-                try:
-                    writing.fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-                except FileExistsError:
-                    os.unlink(part, dir_fd=folder)
-                    writing.fd = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                writing.fd = _create(folder, part)
             else:
-                writing.fd = os.open(part, flags, dir_fd=folder)
+                writing.fd = os.open(part, _WRITE, dir_fd=folder)
                 status = os.fstat(writing.fd)
                 if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                     raise OSError(errno.EBUSY, "its unfinished copy was tampered with")
@@ -459,7 +489,7 @@ class Receiver:
         if changed:
             writing.error = writing.error or "it changed while it was being read"
         elif not writing.error and (writing.offset != writing.size or mine != digest):
-            writing.error = f"its SHA-256 is {mine} here and {digest[:64]} at the source"
+            writing.error = _differs(mine, digest[:64])
         if not writing.error:
             try:
                 self._place(writing)
@@ -566,3 +596,16 @@ class Receiver:
 def _part(name: str) -> str:
     """Where a file is received until it is complete; the same at every try."""
     return places.PART_PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def _create(folder: int, name: str) -> int:
+    """A new file; what an earlier try left of it goes."""
+    try:
+        return os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    except FileExistsError:
+        os.unlink(name, dir_fd=folder)
+        return os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+
+
+def _differs(here: str, there: str) -> str:
+    return f"its SHA-256 is {here} here and {there} at the source"

@@ -295,7 +295,7 @@ class Sender:
 
     def _send_small(self, number: int, fd: int, before: os.stat_result) -> bool:
         """Send a whole file as one frame, unless it changed meanwhile."""
-        data = os.read(fd, wire.SMALL_BYTES + 1)
+        data = os.read(fd, before.st_size + 1)
         after = os.fstat(fd)
         if (len(data), after.st_size, after.st_mtime_ns) != (
             before.st_size, before.st_size, before.st_mtime_ns,

@@ -21,10 +21,10 @@ from mcp import Client
 
 from host_client.config import Settings
 from host_client.ends import places
-from host_client.errors import UsageError
+from host_client.errors import TransferFailed, UsageError
 from host_client.host import Host
 from host_client.server import build_server
-from host_client.transfer import POD_ARGV, TransferFailed, allowed, in_home, shown
+from host_client.transfer import POD_ARGV, allowed, in_home, shown
 from in_pod_server.contract import HOME, WORKSPACE
 from tests.host_client.conftest import StubCluster
 
