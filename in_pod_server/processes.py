@@ -363,7 +363,8 @@ class ProcessTable:
                     if kept + output.kept > KEPT_OUTPUT_BYTES:
                         output.release()
                     kept += output.kept
-            if count > KEPT_FINISHED:
+            # What still runs must stay in reach of stop_process.
+            if count > KEPT_FINISHED and not process.left_running:
                 del self._processes[process.id]
                 self._forget(process)
 

@@ -715,6 +715,18 @@ async def test_those_that_run_are_listed_alone_if_asked(sandbox: Sandbox) -> Non
     assert (few["total"], few["truncated"]) == (4, True)
 
 
+async def test_what_left_something_running_is_not_forgotten(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "KEPT_FINISHED", 1)
+    left = await run(sandbox, f"{SLEEPERS} > /dev/null 2>&1 &")
+    for _ in range(3):
+        await run(sandbox, "true")
+    assert len(list(sandbox.processes)) == 2
+    stopped = await sandbox.call("stop_process", process_id=left["process_id"])
+    assert (stopped["left_running"], marked(left["process_id"])) == (0, [])
+
+
 async def test_what_is_left_can_be_stopped_long_after_a_first_stop(sandbox: Sandbox) -> None:
     ran = await run(sandbox, f"{SLEEPERS} &")
     process = sandbox.processes.get(ran["process_id"])
