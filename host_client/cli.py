@@ -8,6 +8,7 @@ the command's own code.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import shlex
@@ -15,7 +16,8 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import anyio
 import anyio.to_thread
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
 
 EXIT_TIMED_OUT = 124
 """As timeout(1) ends."""
-FOLLOW_SECONDS = 20.0
-"""How long one look at a command's output waits for more of it."""
+FOLLOW_SECONDS = 1.0
+"""How long one look at a command's output waits for more of it, or for the command's end."""
 STOP_SECONDS = 10.0
 QUIET_SECONDS = 2.0
 """What takes no longer needs no progress."""
@@ -78,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us: nobody wants to hear
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     arguments = _parser().parse_args(argv)
     command = arguments.command
     try:
@@ -315,10 +320,12 @@ async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) ->
     Returns:
         The command's exit code, 128 + n where signal n ended it, 124 where its time ran out.
     """
-    kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    kept = {"stdout": bytearray(), "stderr": bytearray()}
     last: dict[str, Any] = {}
+    dropped = 0
 
-    async def stream(name: str, out: TextIO) -> None:
+    async def stream(name: str, out: BinaryIO) -> None:
+        nonlocal dropped
         cursor = 0
         while True:
             answer = await host.sessions.call(
@@ -330,27 +337,30 @@ async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) ->
                     "cursor": cursor,
                     "wait_seconds": FOLLOW_SECONDS,
                     "max_bytes": 262_144,
+                    "encoding": "base64",
                 },
                 reads_only=True,
             )
             facts = _facts(answer)
-            if facts.get("dropped_bytes"):
-                print(f"podpipe: {facts['dropped_bytes']} bytes were cut here", file=sys.stderr)
+            data = base64.b64decode(facts["data"])
+            dropped += facts["dropped_bytes"]
             cursor = facts["cursor"]
             if arguments.json:
-                kept[name].append(facts["data"])
-            elif facts["data"]:
-                out.write(facts["data"])
+                kept[name] += data
+            elif data:
+                out.write(data)
                 out.flush()
-            if facts["eof"]:
+            # A command is done when it has ended itself; what it left running may hold its pipes.
+            if facts["eof"] or (facts["state"] != "running" and not data):
                 last.update(facts)
                 return
 
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stream, "stdout", sys.stdout)
-            tasks.start_soon(stream, "stderr", sys.stderr)
-    except anyio.get_cancelled_exc_class():
+            tasks.start_soon(stream, "stdout", sys.stdout.buffer)
+            tasks.start_soon(stream, "stderr", sys.stderr.buffer)
+    except BaseException:
+        # Interrupted, or nobody reads what it writes: it would run on for nobody.
         with anyio.move_on_after(STOP_SECONDS, shield=True):
             await host.sessions.call(arguments.sandbox, "stop_process", {"process_id": process_id})
         raise
@@ -359,12 +369,19 @@ async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) ->
         "state": last["state"],
         "exit_code": last["exit_code"],
         "signal": last.get("signal"),
-        **{name: "".join(parts) for name, parts in kept.items()},
+        "dropped_bytes": dropped,
+        **{name: part.decode("utf-8", "backslashreplace") for name, part in kept.items()},
     }
     if arguments.json:
         print(json.dumps(facts, indent=2))
+    if dropped:
+        print(
+            f"podpipe: {dropped} bytes of output were too much to keep and are missing; let the "
+            "command write to a file and get that",
+            file=sys.stderr,
+        )
     if last["exit_code"] is not None:
-        return int(last["exit_code"])
+        return int(last["exit_code"]) or (EXIT_FAILED if dropped else EXIT_DONE)
     if last["state"] == "timed_out":
         print(f"podpipe: timed out after {arguments.timeout:g} s", file=sys.stderr)
         return EXIT_TIMED_OUT

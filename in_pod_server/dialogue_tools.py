@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -18,7 +19,7 @@ from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
 from in_pod_server.search import matches
 from in_pod_server.telling import state_line
-from in_pod_server.text import decode_within
+from in_pod_server.text import Decoded, decode_within
 
 LOG_POLL_SECONDS: Final = 0.1
 PATTERN_POLL_SECONDS: Final = 0.1
@@ -72,6 +73,10 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
         until_end: Annotated[
             bool, Field(description="Wait for the command's end, not only for new output.")
         ] = False,
+        encoding: Annotated[
+            Literal["text", "base64"],
+            Field(description="base64 gives binary output as it is."),
+        ] = "text",
     ) -> CallToolResult:
         r"""Read what a command has written so far, from a byte cursor; works after its end too.
 
@@ -93,7 +98,13 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
         at_end = process.at_end
         piece = output.read(cursor, max_bytes)
         final = at_end and piece.end >= output.total
-        decoded = decode_within(piece.data, REPLY_BYTES, final=final)
+        if encoding == "base64":
+            data = piece.data[: REPLY_BYTES // 4 * 3]
+            decoded = Decoded(base64.b64encode(data).decode("ascii"), len(data), exact=True)
+            form = "base64"
+        else:
+            decoded = decode_within(piece.data, REPLY_BYTES, final=final)
+            form = "utf-8" if decoded.exact else "utf-8, invalid bytes as \\xNN"
         after = piece.start + decoded.used
         eof = at_end and after >= output.total
         lost = f"{piece.dropped} bytes before this were not kept; " if piece.dropped else ""
@@ -105,11 +116,12 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
             decoded.text,
             f"[{stream} bytes {piece.start} to {after}; {lost}{state_line(process)}; {more}]",
             data=decoded.text,
-            encoding="utf-8" if decoded.exact else "utf-8, invalid bytes as \\xNN",
+            encoding=form,
             cursor=after,
             eof=eof,
             state=process.state,
             exit_code=process.exit_code,
+            signal=process.signal,
             dropped_bytes=piece.dropped,
             **({"matched": match_end is not None, "match_end": match_end} if pattern else {}),
         )

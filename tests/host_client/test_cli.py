@@ -82,6 +82,57 @@ def test_run_tells_an_end_by_signal_and_by_timeout(podpipe: Podpipe) -> None:
     assert "timed out" in late.stderr
 
 
+def test_run_gives_binary_output_as_it_is(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    script = "head -c 300000 /dev/urandom > b; sha256sum < b >&2; cat b"
+    process = podpipe.start("run", "work", "--", script)
+    out, err = process.communicate(timeout=60)
+    assert hashlib.sha256(out).hexdigest() in err.decode()
+
+
+def test_run_says_and_fails_where_output_was_too_much_to_keep(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    flood = podpipe("run", "work", "--", "seq 1 3000000; sleep 3")
+    if len(flood.stdout) < 22_000_000:
+        assert "are missing" in flood.stderr
+        assert flood.returncode == 1
+
+
+def test_run_ends_with_its_command_though_a_child_holds_its_output(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    start = time.monotonic()
+    ran = podpipe("run", "work", "--", "sleep 60 & echo bg")
+    assert (ran.returncode, ran.stdout) == (0, "bg\n")
+    assert time.monotonic() - start < 30
+
+
+def test_run_stops_its_command_when_nobody_reads_its_output(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    podpipe("create", "--name", "work")
+    with podpipe.start("run", "work", "--", "echo $$ > pid; exec yes") as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"y\n"
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 1
+    home = next((stub.folder / "homes").iterdir())
+    assert not _is(int((home / "pid").read_text(encoding="utf-8")), "yes")
+
+
+def _is(pid: int, name: str) -> bool:
+    comm = Path(f"/proc/{pid}/comm")
+    return comm.exists() and comm.read_text(encoding="utf-8").strip() == name
+
+
+def test_run_refuses_what_is_no_text_before_anything_runs(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    ended = podpipe("run", "work", "--", os.fsdecode(b"touch f\xff"))
+    assert ended.returncode == 2
+    assert "not valid Unicode" in ended.stderr
+
+
 def test_run_as_json_is_one_document(podpipe: Podpipe) -> None:
     podpipe("create", "--name", "work")
     facts = json.loads(podpipe("run", "--json", "work", "--", "echo x; exit 3").stdout)
@@ -100,9 +151,7 @@ def test_an_interrupted_run_stops_its_command(podpipe: Podpipe, stub: StubCluste
     process.communicate(timeout=30)
     assert process.returncode == 130
     pid = int((home / "pid").read_text(encoding="utf-8"))
-    assert not Path(f"/proc/{pid}/comm").exists() or "sleep" not in Path(
-        f"/proc/{pid}/comm"
-    ).read_text(encoding="utf-8")
+    assert not _is(pid, "sleep")
 
 
 @pytest.mark.parametrize(

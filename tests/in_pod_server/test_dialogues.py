@@ -57,6 +57,20 @@ async def test_a_command_is_talked_to_line_by_line(sandbox: Sandbox) -> None:
     assert "has ended (exit code 3)" in said
 
 
+async def test_binary_output_is_given_as_it_is_if_asked(sandbox: Sandbox) -> None:
+    data = os.urandom(3000)
+    script = f"printf %s {base64.b64encode(data).decode()} | base64 -d; kill -TERM $$"
+    process_id = await start(sandbox, script)
+    await end_of(sandbox, process_id)
+    parts, cursor, eof = [], 0, False
+    while not eof:
+        piece = await read(sandbox, process_id, cursor=cursor, max_bytes=1000, encoding="base64")
+        parts.append(base64.b64decode(piece["data"]))
+        cursor, eof = piece["cursor"], piece["eof"]
+    assert b"".join(parts) == data
+    assert (piece["encoding"], piece["signal"]) == ("base64", "SIGTERM")
+
+
 async def test_input_is_bytes_if_asked(sandbox: Sandbox) -> None:
     process_id = await start(sandbox, "xxd -p || od -An -tx1", stdin="open")
     data = base64.b64encode(b"\x00\xff\n").decode()
