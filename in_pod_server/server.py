@@ -35,7 +35,9 @@ INSTRUCTIONS: Final = """\
 A Linux sandbox with one home folder that is kept. run_command runs bash and returns exit code,
 stdout and stderr; every call is a fresh shell. What takes longer than a call answers "still
 running" with a process_id: follow it with read_output, end it with stop_process. Servers belong in
-start_background. write_file, read_file, list_files and delete_file work on the home without quoting.
+start_background; programs that ask are talked to by start_background(stdin=open or terminal=true),
+send_input and read_output(pattern). Files of the home: write_file, read_file, list_files, file_info,
+move_file and delete_file need no quoting; find with search_files, change with edit_file.
 """
 
 logger = logging.getLogger(__name__)
