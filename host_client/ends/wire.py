@@ -23,8 +23,8 @@ CHUNK = 256 * 1024
 MAX_PAYLOAD = 1024 * 1024
 """No honest end sends a longer one."""
 TICK_SECONDS = 5.0
-SILENCE_SECONDS = 60.0
-"""kubectl itself gives a dead connection up after as long."""
+SILENCE_SECONDS = 20.0
+"""Four ticks. A container that dies can leave kubectl hanging: seen on a node, for as long as asked."""
 _HEAD = struct.Struct(">cI")
 _LARGE = 64 * 1024
 """A payload that is not worth being copied to go out with its head."""
