@@ -16,7 +16,7 @@ from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from host_client.errors import PodpipeError
-from host_client.session import SandboxSession
+from host_client.session import ANSWER_SECONDS, SandboxSession
 from in_pod_server.contract import CONTAINER
 from tests.bench.harness import Row, Sample, Sides, Span
 from tests.bench.lab import PLAIN_CALL, Lab, checked
@@ -29,9 +29,12 @@ async def _pipe(lab: Lab, known: SandboxSession) -> Sample:
     session = SandboxSession(known.sandbox, known.pod)
     began = time.perf_counter()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(partial(session.own, lab.kubectl))
+        tasks.start_soon(session.own, lab.kubectl)
+        await session.opened()
         opened = time.perf_counter()
-        checked(await session.request(*PLAIN_CALL, None))
+        checked(
+            await session.request(*PLAIN_CALL, None, timeout=ANSWER_SECONDS, cancels=lambda: True)
+        )
         answered = time.perf_counter()
         await session.aclose()
     return _sample(began, opened, answered)
