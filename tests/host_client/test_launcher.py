@@ -576,3 +576,58 @@ async def test_a_limit_beyond_every_node_is_refused_and_leaves_nothing(stub: Stu
 async def test_limits_are_let_be_where_nodes_may_not_be_read(stub: StubCluster) -> None:
     stub.faults(nodes={"stderr": "Error from server (Forbidden): nodes is forbidden"})
     assert (await launcher(stub).create(cpu_limit="512")).phase == "running"
+
+
+NO_ACCOUNT = (
+    'Error from server (Forbidden): pods "x" is forbidden: error looking up service account '
+    'default: serviceaccount "default" not found'
+)
+
+
+async def test_a_namespace_that_is_so_new_that_it_has_no_service_account_is_waited_for(
+    stub: StubCluster,
+) -> None:
+    stub.faults(apply={"stderr": NO_ACCOUNT, "times": 2})
+    with anyio.fail_after(20):
+        assert (await launcher(stub).create()).phase == "running"
+
+
+async def test_a_service_account_that_never_comes_is_said(
+    stub: StubCluster, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("host_client.backends.pod.SERVICE_ACCOUNT_WAIT_SECONDS", 0.5)
+    stub.faults(apply={"stderr": NO_ACCOUNT})
+    with anyio.fail_after(20):
+        with pytest.raises(Forbidden, match="looking up service account"):
+            await launcher(stub).create()
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
+async def test_where_classes_may_not_be_read_the_refusal_of_gvisor_tells(
+    stub: StubCluster,
+) -> None:
+    stub.faults(
+        classes={"stderr": "Error from server (Forbidden): runtimeclasses is forbidden"},
+        apply={
+            "stderr": 'Error from server (Forbidden): pods "x" is forbidden: pod rejected: '
+            'RuntimeClass "gvisor" not found',
+            "times": 1,
+        },
+    )
+    one = launcher(stub)
+    made = await one.create()
+    assert "runtimeClassName" not in stub.objects[f"Pod/{made.sandbox.pod_name}"]["spec"]
+    assert any("gvisor" in warning for warning in one.warnings)
+    assert any("DEFAULT_STORAGE_CLASS" in warning for warning in one.warnings)
+
+
+async def test_a_runtime_class_that_was_asked_for_is_never_left_out(stub: StubCluster) -> None:
+    stub.faults(
+        apply={
+            "stderr": 'Error from server (Forbidden): pods "x" is forbidden: pod rejected: '
+            'RuntimeClass "kata" not found',
+        }
+    )
+    with pytest.raises(LaunchFailed, match="kata"):
+        await launcher(stub, RUNTIME_CLASS="kata").create()
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
