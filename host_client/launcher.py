@@ -46,6 +46,8 @@ START_WAIT_SECONDS = CALL_LIMIT_SECONDS - 10.0
 """How long one call waits for a pod; the rest of a client's patience is for the call itself."""
 STOP_WAIT_SECONDS = STOP_GRACE_SECONDS + 20.0
 """A pod is gone a moment after its grace; much longer means a node that does not answer."""
+STATUS_LAG_SECONDS = 5.0
+"""A pod's status tells a second late that its container runs; this is surely enough."""
 POLL_SECONDS = 0.3
 """Pause between two looks at a pod: its status lags a second behind anyhow."""
 DIAL_SECONDS = (0.03, 0.5)
@@ -249,7 +251,11 @@ class Launcher:
         self, sandbox: Sandbox, deadline: float, progress: Progress
     ) -> None:
         """Wait for the pods of a destroyed sandbox of this name: two must not write to one home."""
-        while left := [p for p in await self._backend.predecessors(sandbox) if p.has_run]:
+        began = anyio.current_time()
+        while left := await self._backend.predecessors(sandbox):
+            settled = anyio.current_time() - began >= STATUS_LAG_SECONDS
+            if settled and all(pod.deleting and not pod.has_run for pod in left):
+                return
             progress(f"waiting for pod {left[0].name} to end")
             if anyio.current_time() >= deadline:
                 raise LaunchFailed(
@@ -560,13 +566,16 @@ class Launcher:
     async def _gone(self, sandbox: Sandbox) -> None:
         """Wait until no pod of the sandbox runs or could still write to its home.
 
-        One that is being deleted and never ran is not waited for: the kubelet may keep it until an
-        image is pulled that nobody wants any more.
+        One that is being deleted and never ran is not waited for long: the kubelet may keep it until
+        an image is pulled that nobody wants any more. Its status lags, so it is given a moment to
+        show that it did run.
         """
-        deadline = anyio.current_time() + STOP_WAIT_SECONDS
-        while left := [
-            pod for pod in await self._stop_all(sandbox) if pod.has_run or not pod.deleting
-        ]:
+        began = anyio.current_time()
+        deadline = began + STOP_WAIT_SECONDS
+        while left := await self._stop_all(sandbox):
+            settled = anyio.current_time() - began >= STATUS_LAG_SECONDS
+            if settled and all(pod.deleting and not pod.has_run for pod in left):
+                return
             if anyio.current_time() >= deadline:
                 raise StillStarting(
                     f"pod {', '.join(pod.name for pod in left)} of sandbox {sandbox.id} is still ending after "

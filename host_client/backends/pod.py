@@ -287,12 +287,16 @@ class PodBackend:
         ]
 
     async def users_of_home(self) -> list[str]:
-        """Records and pods that carry the user's label, readable or not, as Kind/name."""
+        """Records, readable or not, and pods that carry the user's label and are not going away."""
         items = await self._kubectl.select(
             f"{_CONFIGMAPS},{_PODS}",
             f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_USER}={self._settings.user_key}",
         )
-        return [f"{item['kind']} {item['metadata']['name']}" for item in items]
+        return [
+            f"{item['kind']} {item['metadata']['name']}"
+            for item in items
+            if "deletionTimestamp" not in item["metadata"]
+        ]
 
     async def stop(self, pod: PodView) -> None:
         """Ask for the end of this very pod; returns before it is gone."""

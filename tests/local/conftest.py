@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.local.stubs import Machine
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """A machine with nothing on it."""
-    return Machine(tmp_path)
+def machine() -> Iterator[Machine]:
+    """A machine with nothing on it, in a folder whose path leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="podpipe-") as folder:
+        yield Machine(Path(folder))
