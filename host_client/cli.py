@@ -34,7 +34,7 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
-from host_client.launcher import Progress, utc_now
+from host_client.launcher import Progress, Status, utc_now
 from host_client.sandbox import draft_sandbox
 from in_pod_server.contract import DIAL_ARGV
 
@@ -47,6 +47,8 @@ EXIT_TIMED_OUT = 124
 """As timeout(1) ends."""
 FOLLOW_SECONDS = 1.0
 """How long one look at a command's output waits for more of it, or for the command's end."""
+MAX_STDIN_BYTES = 8 * 1024 * 1024
+"""What fits one request on the pipe, escapes included."""
 STOP_SECONDS = 10.0
 QUIET_SECONDS = 2.0
 """What takes no longer needs no progress."""
@@ -65,7 +67,8 @@ examples:
   podpipe connect work                      raw MCP pipe to the daemon, for any MCP client
   podpipe doctor                            what is missing, and how to mend it
 
-Settings come from the environment or a .env file; `podpipe settings` lists them with their values.
+Settings come from the environment or a .env file; `podpipe settings` lists them with their defaults.
+Exit codes: 0 done, 1 failed, 2 usage, 3 no such sandbox, 4 prerequisite missing.
 """
 
 Command = Callable[[Settings, argparse.Namespace], Awaitable[int]]
@@ -147,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", _status, "Show one sandbox.", "status work")
     run = add("run", _run, "Run a command in a sandbox.", "run work -- ls -la")
     run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")
+    run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin, as text")
     run.add_argument("--workdir", default="", help="default: the home")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
     put = add(
@@ -169,8 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     sync.add_argument("--from-sandbox", action="store_true", help="the one here is the copy")
     add("suspend", _suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
     add("resume", _resume, "Start a suspended sandbox again.", "resume work")
-    extend = add("extend", _extend, "Let a sandbox live longer.", "extend work 120")
-    extend.add_argument("minutes", type=int, help="minutes from now")
+    extend = add(
+        "extend",
+        _extend,
+        "Let a sandbox live longer: at least so many minutes from now.",
+        "extend work 120",
+    )
+    extend.add_argument("minutes", type=int, help="minutes from now; never shortens its life")
     destroy = add("destroy", _destroy, "End a sandbox for good.", "destroy work")
     destroy.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
     destroy.add_argument("--yes", action="store_true", help="do not ask")
@@ -178,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         "connect",
         _connect,
         "Become a raw pipe to the sandbox's MCP daemon, or to another command in it.",
-        "connect work -- npx some-mcp-server",
+        "connect work -- python3 -u /app/mcp_server.py",
     )
     connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
     render = add(
@@ -246,7 +255,8 @@ async def _create(settings: Settings, arguments: argparse.Namespace) -> int:
                 progress=progress,
             )
             session = await _patiently(host, status.sandbox.id, progress)
-        facts = (await host.launcher.status(session.sandbox.id)).to_json()
+        # It has answered, whatever its status in the cluster says yet.
+        facts = Status(session.sandbox, "running", session.pod, "").to_json()
         facts["warnings"] = host.launcher.warnings
     for warning in facts["warnings"]:
         print(f"podpipe: warning: {warning}", file=sys.stderr)
@@ -295,6 +305,11 @@ async def _status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
     command = _after_dashes(arguments.argv)
+    if arguments.argv[:1] != ["--"] and command and command[0].startswith("-"):
+        raise UsageError(
+            f"{command[0]} stands after the sandbox: podpipe's own options go before it, and a "
+            "command that begins with '-' after '--', for example: podpipe run --json work -- ls"
+        )
     if not command:
         raise UsageError("run needs a command, for example: podpipe run work -- ls -la")
     script = command[0] if len(command) == 1 else shlex.join(command)
@@ -308,6 +323,7 @@ async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
                 "command": script,
                 "workdir": arguments.workdir,
                 "timeout_seconds": arguments.timeout,
+                "stdin": _stdin_text() if arguments.stdin else "",
                 "wait_seconds": 0,
             },
         )
@@ -523,6 +539,17 @@ async def _destroy(settings: Settings, arguments: argparse.Namespace) -> int:
         if answer.strip().lower() not in ("y", "yes"):
             raise UsageError("the home was not deleted; say --yes to delete it without being asked")
     async with _host(settings) as host:
+        if arguments.purge_home:
+            target, _ = await host.launcher.find(arguments.sandbox)
+            if others := [
+                status.sandbox.name or status.sandbox.id
+                for status in await host.launcher.list_all()
+                if status.sandbox.id != target.id
+            ]:
+                raise PodpipeError(
+                    f"the home is also used by {', '.join(others)}: destroy them first. Nothing was "
+                    "destroyed"
+                )
         with _watched() as progress:
             sandbox = await host.launcher.destroy(arguments.sandbox, progress=progress)
             purged = await host.launcher.purge_home() if arguments.purge_home else False
@@ -579,6 +606,26 @@ def _host(settings: Settings) -> Host:
     from host_client.host import Host  # mcp takes a second to import
 
     return Host(settings)
+
+
+def _stdin_text() -> str:
+    """All of stdin.
+
+    Raises:
+        UsageError: it is too much for one call, or no text.
+    """
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise UsageError(
+            f"stdin is longer than {MAX_STDIN_BYTES} bytes; `podpipe put` it and let the command "
+            "read the file"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(
+            "stdin is not UTF-8 text; `podpipe put` it and let the command read the file"
+        ) from None
 
 
 def _after_dashes(words: Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "PODPIPE_KUBECTL": ("", "path of kubectl; empty means the first found"),
     "PODPIPE_USER": ("OS user @ machine", "whose sandboxes and home; never a tool's argument"),
     "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
-    "PODPIPE_TOOLSET": ("default", "tools that serve offers: default, blobs, or both"),
+    "PODPIPE_TOOLSET": ("default", "tools that serve offers, comma-separated: default, blobs"),
     "PODPIPE_ALLOWED_DIRS": (
         "",
         "folders here that upload_file and download_file may touch, separated by `:`; empty: none",

@@ -36,7 +36,9 @@ def client_entry(settings: Settings) -> dict[str, Any]:
         "PODPIPE_USER": settings.user,
         "PODPIPE_KUBECTL": kubectl.path,
         # Credential plugins are looked up here.
-        "PATH": settings.environment.get("PATH", os.defpath),
+        "PATH": os.pathsep.join(
+            dict.fromkeys(settings.environment.get("PATH", os.defpath).split(os.pathsep))
+        ),
     }
     if kubectl.target.kubeconfig:
         environment["KUBECONFIG"] = os.pathsep.join(map(str, kubectl.target.kubeconfig))

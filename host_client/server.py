@@ -295,7 +295,9 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
         ttl_minutes: Annotated[
             int,
             Field(
-                description="Minutes from now that it shall live", ge=1, le=settings.max_ttl_minutes
+                description="Minutes from now that it shall live at least",
+                ge=1,
+                le=settings.max_ttl_minutes,
             ),
         ],
     ) -> CallToolResult:

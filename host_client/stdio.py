@@ -71,9 +71,9 @@ def _claimed() -> Iterator[tuple[int, int]]:
 
 
 def _waitable(fd: int, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """`fd` as something that the loop can wait for: a file goes through a pipe and a thread."""
+    """`fd` as what the loop can wait for: a file or /dev/null goes through a pipe and a thread."""
     kind = os.fstat(fd).st_mode
-    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind):
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(fd):
         return os.fdopen(os.dup(fd), mode, 0)
     out, into = os.pipe()
     ends = (os.dup(fd), into) if mode == "rb" else (out, os.dup(fd))

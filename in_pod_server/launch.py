@@ -83,7 +83,7 @@ class Launcher:
         with contextlib.ExitStack() as stack:
             try:
                 if len(script) <= ARGV_SCRIPT_BYTES:
-                    what: list[bytes] = [b"-c", script]
+                    what: list[bytes] = [b"-c", b"--", script]
                 else:
                     path = self.script_path(process_id)
                     path.write_bytes(script)

@@ -82,6 +82,33 @@ def test_run_tells_an_end_by_signal_and_by_timeout(podpipe: Podpipe) -> None:
     assert "timed out" in late.stderr
 
 
+def test_run_gives_stdin_if_asked(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    process = podpipe.start("run", "-i", "work", "--", "cat")
+    assert process.communicate("é\nb".encode(), timeout=60)[0] == "é\nb".encode()
+    process = podpipe.start("run", "-i", "work", "--", "cat")
+    _, err = process.communicate(b"\xff", timeout=60)
+    assert (process.returncode, b"not UTF-8" in err) == (2, True)
+
+
+def test_run_takes_no_option_for_a_command(podpipe: Podpipe) -> None:
+    ended = podpipe("run", "work", "--json", "--", "true")
+    assert ended.returncode == 2
+    assert "go before it" in ended.stderr
+
+
+def test_a_home_that_another_sandbox_uses_is_not_purged_and_nothing_destroyed(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    podpipe("create", "--name", "one")
+    podpipe("create", "--name", "two")
+    before = set(stub.objects)
+    ended = podpipe("destroy", "one", "--purge-home", "--yes")
+    assert ended.returncode == 1
+    assert "also used by two" in ended.stderr
+    assert set(stub.objects) == before
+
+
 def test_run_gives_binary_output_as_it_is(podpipe: Podpipe) -> None:
     podpipe("create", "--name", "work")
     script = "head -c 300000 /dev/urandom > b; sha256sum < b >&2; cat b"

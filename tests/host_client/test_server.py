@@ -244,6 +244,15 @@ def test_replies_in_flight_are_given_after_stdin_ended(
         assert sorted(json.loads(line)["id"] for line in out.splitlines()) == [1, 2, 3, 4]
 
 
+def test_stdin_that_is_nothing_ends_the_server_at_once(environment: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "host_client", "serve"],
+        stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=30, check=True,
+    )  # fmt: skip
+    assert ended.stdout == b""
+    assert b"Traceback" not in ended.stderr
+
+
 def test_a_probing_second_copy_is_gone_at_once_and_made_nothing(
     environment: dict[str, str], stub: StubCluster
 ) -> None:

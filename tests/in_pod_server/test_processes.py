@@ -29,6 +29,14 @@ async def run(sandbox: Sandbox, command: str, **arguments: Any) -> dict[str, Any
         return await sandbox.call("run_command", command=command, **arguments)
 
 
+async def test_a_command_that_begins_with_a_dash_is_no_option_of_the_shell(
+    sandbox: Sandbox,
+) -> None:
+    data = await run(sandbox, "--version")
+    assert data["exit_code"] == 127
+    assert "--version: command not found" in data["stderr"]
+
+
 # --- results ---------------------------------------------------------------------------------------
 
 
