@@ -73,17 +73,17 @@ class _PodTool(Tool):
     ) -> Self:
         """The host's form of one entry of the daemon's tool list."""
 
-        async def placeholder(sandbox_id: SandboxId) -> CallToolResult:
-            raise NotImplementedError
+        async def first_argument(sandbox_id: SandboxId) -> None:
+            """Only its signature is used."""
 
-        shape = Tool.from_function(placeholder, name=listed["name"], structured_output=False)
+        shape = Tool.from_function(first_argument, name=listed["name"], structured_output=False)
         schema = listed["inputSchema"]
         parameters = schema | {
             "properties": shape.parameters["properties"] | schema.get("properties", {}),
             "required": ["sandbox_id", *schema.get("required", [])],
         }
         return cls(
-            fn=placeholder,
+            fn=first_argument,
             name=listed["name"],
             title=listed.get("title"),
             description=listed["description"],
