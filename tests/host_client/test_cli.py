@@ -335,6 +335,25 @@ def test_client_that_is_cancelled_cleans_up(stub: StubCluster) -> None:
     assert set(stub.objects) == {"Namespace/sandbox-system"}
 
 
+def test_client_that_is_cancelled_while_it_cleans_up_still_leaves_nothing(
+    stub: StubCluster,
+) -> None:
+    """The signal broke through the shield, and the throw-away home stayed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "host_client.client"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=stub.environment | {"PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if b"round-trip back to the host" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
 def test_client_fails_loudly_when_the_home_is_lost(stub: StubCluster) -> None:
     """The stub loses the home with the pod, as an emptyDir would."""
     stub.faults(lose_home={"lose": True})

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,41 @@ def test_stdin_that_ends_ends_the_server(serve: Serve) -> None:
     start = time.monotonic()
     assert serve.close() == 0
     assert time.monotonic() - start < 5
+
+
+def test_a_client_that_goes_away_stops_no_command(
+    environment: dict[str, str], stub: StubCluster
+) -> None:
+    """The end of stdin was passed on as a cancel, and a long build died with the chat."""
+    child = Serve(environment)
+    child.initialize()
+    ref = child.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    home = stub.folder / "homes/user-alice-pvc"
+    command = "touch begun; while [ ! -e go ]; do sleep 0.05; done; touch ended"
+    call = {"name": "run_command", "arguments": {"sandbox_id": ref, "command": command}}
+    child.send({"id": 99, "method": "tools/call", "params": call})
+    _until((home / "begun").exists)
+    child.close()
+    (home / "go").touch()
+    _until((home / "ended").exists)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Wait for what another process does and tells nobody."""
+    deadline = time.monotonic() + BOUND
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_file_of_the_documented_size_passes(serve: Serve) -> None:
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    text = "é\n" * 1_500_000
+    wrote = serve.call("write_file", sandbox_id=ref, path="big", content=text)
+    assert not wrote.get("isError"), wrote["content"]
+    size = serve.call("run_command", sandbox_id=ref, command="stat -c %s big")
+    assert size["structuredContent"]["stdout"].strip() == str(len(text.encode()))
 
 
 @pytest.mark.parametrize(
