@@ -36,7 +36,7 @@ from host_client.errors import (
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
 from host_client.launcher import Progress, Status, utc_now
 from host_client.sandbox import draft_sandbox
-from in_pod_server.contract import DIAL_ARGV
+from in_pod_server.contract import DIAL_ARGV, MAX_STAGED_BYTES
 
 if TYPE_CHECKING:
     from host_client.host import Host
@@ -47,8 +47,8 @@ EXIT_TIMED_OUT = 124
 """As timeout(1) ends."""
 FOLLOW_SECONDS = 1.0
 """How long one look at a command's output waits for more of it, or for the command's end."""
-MAX_STDIN_BYTES = 8 * 1024 * 1024
-"""What fits one request on the pipe, escapes included."""
+MAX_STDIN_BYTES = MAX_STAGED_BYTES // 4 * 3
+"""Bytes that are no text travel as base64."""
 STOP_SECONDS = 10.0
 QUIET_SECONDS = 2.0
 """What takes no longer needs no progress."""
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", _status, "Show one sandbox.", "status work")
     run = add("run", _run, "Run a command in a sandbox.", "run work -- ls -la")
     run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")
-    run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin, as text")
+    run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin")
     run.add_argument("--workdir", default="", help="default: the home")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
     put = add(
@@ -323,9 +323,10 @@ async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
                 "command": script,
                 "workdir": arguments.workdir,
                 "timeout_seconds": arguments.timeout,
-                "stdin": _stdin_text() if arguments.stdin else "",
+                **(_stdin() if arguments.stdin else {}),
                 "wait_seconds": 0,
             },
+            within=START_PATIENCE_SECONDS,
         )
         return await _follow(host, arguments, _facts(result)["process_id"])
 
@@ -608,11 +609,11 @@ def _host(settings: Settings) -> Host:
     return Host(settings)
 
 
-def _stdin_text() -> str:
-    """All of stdin.
+def _stdin() -> dict[str, str]:
+    """All of stdin, as run_command takes it.
 
     Raises:
-        UsageError: it is too much for one call, or no text.
+        UsageError: it is too much for one call.
     """
     data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(data) > MAX_STDIN_BYTES:
@@ -621,11 +622,9 @@ def _stdin_text() -> str:
             "read the file"
         )
     try:
-        return data.decode()
+        return {"stdin": data.decode()}
     except UnicodeDecodeError:
-        raise UsageError(
-            "stdin is not UTF-8 text; `podpipe put` it and let the command read the file"
-        ) from None
+        return {"stdin": base64.b64encode(data).decode("ascii"), "stdin_encoding": "base64"}
 
 
 def _after_dashes(words: Sequence[str]) -> list[str]:

@@ -30,15 +30,13 @@ from host_client.errors import PodpipeError, StillStarting, root_cause
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
-from host_client.session import ANSWER_SECONDS
+from host_client.session import ANSWER_SECONDS, WAIT
 from host_client.transfer import Meter, Outcome, allowed
 from in_pod_server.connection import Connection
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
 
-WAIT = "wait_seconds"
-"""The argument by which a tool of the daemon is told how long its call may wait."""
 PROGRESS_SECONDS = 1.0
 """How often a waiting client is told what is being waited for."""
 
@@ -180,8 +178,8 @@ def build_server(host: Host) -> MCPServer[Any]:
             # A sandbox that had to be started has used up some of the client's patience.
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             asked = arguments.get(WAIT, tool.waits)
-            if isinstance(asked, int | float) and asked > left:
-                arguments = arguments | {WAIT: left}
+            if isinstance(asked, int | float) and asked:
+                arguments = arguments | {WAIT: min(asked, left)}
             request = context.request_context
             connection = request.request
 

@@ -38,6 +38,7 @@ from host_client.errors import (
 )
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, utc_now
+from host_client.parts import stage
 from host_client.sandbox import PodView, Sandbox
 from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
@@ -51,13 +52,15 @@ from in_pod_server.contract import (
     META_BOOT_ID,
     META_CALL_ID,
     META_FATE,
+    META_PARTS,
 )
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 20.0
 """One attempt to connect: a daemon that starts on a busy node needs a few seconds."""
-ANSWER_SECONDS = CALL_LIMIT_SECONDS + 5.0
+ANSWER_MARGIN_SECONDS = 5.0
+ANSWER_SECONDS = CALL_LIMIT_SECONDS + ANSWER_MARGIN_SECONDS
 """One call with all that it takes: starting the sandbox, connecting, asking again. The daemon answers
 within CALL_LIMIT_SECONDS; what is longer is a frozen pipe, and clients give up at 60 s."""
 RETRY_SECONDS = 0.1
@@ -70,6 +73,9 @@ RECONNECT_SECONDS = 30.0
 """How long a call whose pipe broke is asked for again."""
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
+
+WAIT = "wait_seconds"
+"""The argument by which a tool of the daemon is told how long its call may wait."""
 
 OnProgress = ProgressFnT
 
@@ -259,9 +265,6 @@ class SandboxSession:
             SessionLost: the pipe broke or froze; `sent` says whether the call may have run.
             MCPError: the daemon answered with a protocol error.
         """
-        params: dict[str, Any] = {"name": tool, "arguments": arguments}
-        if meta:
-            params["_meta"] = meta
         self._numbered += 1
         request_id = f"call-{self._numbered}"
         options: CallOptions = {
@@ -274,17 +277,38 @@ class SandboxSession:
             options["on_progress"] = on_progress
         self._calls += 1
         try:
+            params = {"name": tool} | await self._staged(arguments, meta or {}, options)
             return await self._ask("tools/call", params, options)
         except anyio.get_cancelled_exc_class():
-            if self._dispatcher and cancels():
+            if cancels():
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                    await self._dispatcher.notify(
-                        "notifications/cancelled", {"requestId": request_id}
-                    )
+                    await self._notify("notifications/cancelled", {"requestId": request_id})
             raise
         finally:
             self._calls -= 1
             self._last_call = anyio.current_time()
+
+    async def _staged(
+        self, arguments: dict[str, Any], meta: dict[str, str], options: CallOptions
+    ) -> dict[str, Any]:
+        """The parameters of a call whose long arguments are in the sandbox already."""
+        began = anyio.current_time()
+        timeout = options["timeout"]
+        staged = await stage(
+            arguments,
+            ask=self._ask,
+            notify=self._notify,
+            seconds=max(1.0, timeout - 2 * ANSWER_MARGIN_SECONDS),
+        )
+        options["timeout"] = left = timeout - (anyio.current_time() - began)
+        if staged.named and isinstance(asked := staged.arguments.get(WAIT), int | float):
+            staged.arguments[WAIT] = max(0.0, min(asked, left - ANSWER_MARGIN_SECONDS))
+        said = meta | ({META_PARTS: staged.named} if staged.named else {})
+        return {"arguments": staged.arguments, **({"_meta": said} if said else {})}
+
+    async def _notify(self, method: str, params: dict[str, Any]) -> None:
+        if self._dispatcher:
+            await self._dispatcher.notify(method, params)
 
     async def _ask(
         self, method: str, params: dict[str, Any] | None, options: CallOptions

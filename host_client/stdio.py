@@ -20,9 +20,12 @@ from typing import Any, BinaryIO, Literal
 from mcp.server import MCPServer
 
 from in_pod_server.connection import Connection
+from in_pod_server.contract import MAX_STAGED_BYTES
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Results are bounded where they are made; this is only against running away."""
+MAX_CALL_BYTES = 2 * MAX_STAGED_BYTES
+"""What a sandbox takes of one call, with the escapes that JSON may need."""
 LINGER_SECONDS = 1.5
 """For replies in work when stdin ends: clients kill a server that stays for two seconds."""
 
@@ -45,7 +48,11 @@ async def serve(server: MCPServer[Any]) -> None:
         )
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
         connection = Connection(
-            reader, writer, max_message_bytes=MAX_ANSWER_BYTES, linger_seconds=LINGER_SECONDS
+            reader,
+            writer,
+            max_message_bytes=MAX_ANSWER_BYTES,
+            max_request_bytes=MAX_CALL_BYTES,
+            linger_seconds=LINGER_SECONDS,
         )
         try:
             await connection.serve(server, experimental={})

@@ -28,6 +28,7 @@ from mcp.types import (
 
 from in_pod_server.contract import MAX_REQUEST_BYTES
 from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
+from in_pod_server.parts import Parts
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectSendStream
@@ -57,12 +58,14 @@ class Connection:
         max_message_bytes: int,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         linger_seconds: float = math.inf,
+        parts: Parts | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._limit = max_message_bytes
         self._request_limit = max_request_bytes
         self._linger = linger_seconds
+        self._parts = parts
         self._in_flight: set[str] = set()
         self._settled = anyio.Event()
         self._write_lock = anyio.Lock()
@@ -94,6 +97,8 @@ class Connection:
                 tasks.cancel_scope.cancel()
         finally:
             self._closing = True
+            if self._parts:
+                self._parts.clear()
             self._writer.close()
             with anyio.move_on_after(FLUSH_SECONDS, shield=True):
                 await self._closed()
@@ -115,10 +120,17 @@ class Connection:
     ) -> None:
         if not isinstance(line, Overlong) and not line.strip():
             return
+        reply: JSONRPCMessage | None = None
+        message: JSONRPCMessage | None
         try:
             message = parse(line, self._request_limit)
+            if self._parts:
+                message, reply = self._parts.take(message)
         except Refused as refused:
-            await self._write(refused.reply)
+            message, reply = None, refused.reply
+        if reply:
+            await self._write(reply)
+        if message is None:
             return
         settle = None
         if isinstance(message, JSONRPCRequest):

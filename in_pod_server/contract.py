@@ -74,6 +74,12 @@ META_CALL_ID: Final = "podpipe/call-id"
 """Names a call for good: the daemon runs it once, however often it is asked."""
 META_BOOT_ID: Final = "podpipe/boot-id"
 """The boot id of the daemon that the call was first sent to."""
+METHOD_PART: Final = "podpipe/part"
+"""A request with one part of an argument that is too long for a message: its id, number and text."""
+METHOD_PARTS_DROPPED: Final = "podpipe/parts-dropped"
+"""A notification with the ids of texts that no call will name."""
+META_PARTS: Final = "podpipe/parts"
+"""Which arguments of the call came in parts: name to id and count."""
 META_FATE: Final = "podpipe/fate"
 """On a result that stands for a lost one: FATE_UNKNOWN."""
 FATE_UNKNOWN: Final = "unknown"
@@ -84,6 +90,10 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_REQUEST_BYTES: Final = 16 << 20
 """A request to a server of ours may be longer: our reader is linear, and a file of MAX_FILE_BYTES as
 base64 has to fit."""
+PART_CHARS: Final = 128 * 1024
+"""Arguments longer than this travel in parts of so much: others' messages go between them."""
+MAX_STAGED_BYTES: Final = 64 << 20
+"""What a daemon holds of arguments in parts, all its connections together."""
 MAX_FILE_BYTES: Final = 5 * 1024 * 1024
 """Default cap of the content tools (setting MAX_FILE_BYTES)."""
 CALL_LIMIT_SECONDS: Final = 45.0

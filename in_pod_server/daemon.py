@@ -159,6 +159,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
     from in_pod_server.ledger import Ledger
+    from in_pod_server.parts import Parts, Room
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
 
@@ -183,7 +184,10 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
 
             async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 connection = Connection(
-                    reader, writer, max_message_bytes=contract.MAX_MESSAGE_BYTES
+                    reader,
+                    writer,
+                    max_message_bytes=contract.MAX_MESSAGE_BYTES,
+                    parts=Parts(room),
                 )
                 open_now.add(connection)
                 try:
@@ -195,6 +199,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                     open_now.discard(connection)
 
             open_now: set[Connection] = set()
+            room = Room()
             async with (
                 anyio.create_task_group() as calls,
                 anyio.create_task_group() as connections,

@@ -11,7 +11,7 @@ from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
 from in_pod_server import contract
-from in_pod_server.arguments import ProcessId
+from in_pod_server.arguments import ProcessId, to_bytes
 from in_pod_server.connection import Connection
 from in_pod_server.dialogue_tools import add_dialogue_tools
 from in_pod_server.errors import ArgumentError
@@ -74,6 +74,10 @@ def _add_starting_tools(server: MCPServer[Any], processes: ProcessTable, home: H
         stdin: Annotated[
             str, Field(description="Text for its standard input; else it is empty.")
         ] = "",
+        stdin_encoding: Annotated[
+            Literal["text", "base64"],
+            Field(description="base64 if stdin is bytes that are not UTF-8 text."),
+        ] = "text",
         env: _Env,
         wait_seconds: Annotated[
             float,
@@ -95,7 +99,7 @@ def _add_starting_tools(server: MCPServer[Any], processes: ProcessTable, home: H
             command,
             workdir=workdir,
             env=env,
-            stdin=stdin.encode("utf-8", "surrogateescape"),
+            stdin=to_bytes(stdin, stdin_encoding, name="stdin"),
             timeout=timeout_seconds,
         )
         try:

@@ -230,6 +230,14 @@ def test_a_file_of_the_documented_size_passes(serve: Serve) -> None:
     assert size["structuredContent"]["stdout"].strip() == str(len(text.encode()))
 
 
+def test_thirty_mebibytes_of_stdin_pass(serve: Serve) -> None:
+    """L21, from the client's side."""
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    ran = serve.call("run_command", sandbox_id=ref, command="wc -c", stdin="x\n" * 15_728_640)
+    assert ran["structuredContent"]["stdout"] == "31457280\n"
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [
