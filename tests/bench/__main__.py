@@ -23,6 +23,7 @@ from host_client.errors import (
 from tests.bench import report, row_create, row_run, row_session, row_transfer
 from tests.bench.harness import Result, Row, measure
 from tests.bench.lab import Lab
+from tests.soak import __main__ as soak
 
 ROWS: tuple[Row[Lab], ...] = (
     *row_run.ROWS,
@@ -37,6 +38,7 @@ examples:
   scripts/bench                        all rows; the numbers are kept in build/bench/
   scripts/bench run session --runs 10  two rows, ten samples of each side
   scripts/bench --list
+  scripts/bench soak --help            not a row: mixed calls under random faults
 
 exit codes: 0 every target met, 1 one missed or a row failed, 2 usage, 4 no cluster
 """
@@ -48,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = _parse(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["soak"]:
+        return soak.main(words[1:])
+    arguments = _parse(words)
     if arguments.list:
         for row in ROWS:
             target = f"at most {row.target:.3f}" if row.target else "no target"
