@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not ground.restarts_api:
                 progress.say("soak: the API server is not ours to restart; all other faults come")
             progress.say(f"soak: seed {plan.seed}, sandboxes {', '.join(sandboxes)}")
-            found.append(await soak(lab.host, ground, sandboxes, plan, progress.tell))
+            found.append(await soak(lab.host, ground, sandboxes, plan, progress.tell, progress.say))
         return EXIT_DONE if found[0].good else EXIT_FAILED
 
     try:

@@ -45,7 +45,12 @@ class Plan:
 
 
 async def soak(
-    host: Host, ground: Ground, sandboxes: list[str], plan: Plan, tell: Callable[[str], None]
+    host: Host,
+    ground: Ground,
+    sandboxes: list[str],
+    plan: Plan,
+    tell: Callable[[str], None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> Tally:
     """Run a soak over sandboxes that answer.
 
@@ -55,6 +60,7 @@ async def soak(
         sandboxes: their ids, all with one home.
         plan: how long and how rough.
         tell: told how far it is, every second.
+        say: told of each call that is lost, at once.
 
     Returns:
         All that happened.
@@ -74,11 +80,15 @@ async def soak(
     workload = Workload(host, tally, over, long_seconds=plan.long_seconds)
 
     async def report() -> None:
+        told = 0
         while True:
+            lost = [call for call in tally.lost if call.said]
+            for call in lost[told:]:
+                say(f"lost: {call.describe()}")
+            told = len(lost)
             tell(
                 f"{time.monotonic() - began:.0f} s: {len(tally.calls)} calls, "
-                f"{len(tally.faults)} faults, {sum(c.ending == 'lost' for c in tally.calls)} lost "
-                "or under way"
+                f"{len(tally.faults)} faults, {told} lost"
             )
             await anyio.sleep(TELL_SECONDS)
 
