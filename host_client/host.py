@@ -16,7 +16,8 @@ from host_client.config import Settings
 from host_client.errors import PrerequisiteError
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
-from host_client.session import Pipes, Sessions
+from host_client.session import Pipes
+from host_client.sessions import Sessions
 from host_client.transfer import Transfers
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.kubectl import Kubectl
-from host_client.session import Sessions
+from host_client.sessions import Sessions
 from in_pod_server.contract import HOME, WORKSPACE
 
 log = logging.getLogger(__name__)

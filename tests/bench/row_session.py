@@ -16,7 +16,8 @@ from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from host_client.errors import PodpipeError
-from host_client.session import ANSWER_SECONDS, SandboxSession
+from host_client.session import SandboxSession
+from host_client.sessions import ANSWER_SECONDS
 from in_pod_server.contract import CONTAINER
 from tests.bench.harness import Row, Sample, Sides, Span
 from tests.bench.lab import PLAIN_CALL, Lab, checked

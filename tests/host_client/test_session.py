@@ -248,7 +248,7 @@ async def test_a_call_whose_sandbox_vanishes_is_told_so(host: Host, stub: StubCl
 async def test_a_call_that_can_never_be_asked_again_is_unknown(
     host: Host, stub: StubCluster, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("host_client.session.RECONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("host_client.sessions.RECONNECT_SECONDS", 1.0)
     await host.launcher.create(name="work")
 
     def cut() -> None:

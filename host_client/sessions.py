@@ -1,0 +1,211 @@
+"""Calls on sandboxes by id or name, over pipes that are opened when they are needed.
+
+Opening is tried again freely, since before the hello nothing has run; a call that was sent and not
+answered is asked for again by its id, which the daemon runs at most once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from host_client.errors import (
+    ApiUnreachable,
+    ContainerRestarted,
+    PodpipeError,
+    PodReplaced,
+    SessionLost,
+    StillStarting,
+    UsageError,
+)
+from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress
+from host_client.session import ANSWER_MARGIN_SECONDS, OnProgress, Pipes, SandboxSession
+from in_pod_server.contract import (
+    CALL_LIMIT_SECONDS,
+    FATE_UNKNOWN,
+    META_BOOT_ID,
+    META_CALL_ID,
+    META_FATE,
+)
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = CALL_LIMIT_SECONDS + ANSWER_MARGIN_SECONDS
+"""One call with all that it takes: starting the sandbox, connecting, asking again. The daemon answers
+within CALL_LIMIT_SECONDS; what is longer is a frozen pipe, and clients give up at 60 s."""
+RETRY_SECONDS = 0.1
+RECONNECT_SECONDS = 30.0
+"""How long a call whose pipe broke is asked for again."""
+
+
+class Sessions:
+    """Calls on sandboxes by id or name, over pipes that are opened when they are needed.
+
+    Args:
+        launcher: starts what a call needs, and connects it.
+        pipes: where the connected ones are.
+    """
+
+    def __init__(self, launcher: Launcher, pipes: Pipes) -> None:
+        self._launcher = launcher
+        self._pipes = pipes
+        self._ids: dict[str, str] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+
+    def existing(self, ref: str) -> SandboxSession | None:
+        """The live session of a sandbox, if there is one."""
+        return self._pipes.get(self._ids.get(ref, ref))
+
+    async def open(
+        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress | None = None
+    ) -> SandboxSession:
+        """The session of a sandbox, which is started or resumed if need be.
+
+        Args:
+            ref: id or name.
+            wait: seconds for the pod and the hello together.
+            progress: told what is being waited for.
+
+        Raises:
+            PodpipeError: as `Launcher.running`.
+        """
+        if session := self.existing(ref):
+            return session
+        # Callers of one sandbox wait for one attempt; no other sandbox waits for it.
+        async with self._locks.setdefault(ref, anyio.Lock()):
+            if session := self.existing(ref):
+                return session
+            sandbox, pod = await self._launcher.running(
+                ref, wait=wait, **({"progress": progress} if progress else {})
+            )
+            self._ids[ref] = sandbox.id
+            if session := self.existing(ref):
+                return session
+        raise SessionLost(f"the pipe into pod {pod.name} broke as soon as it was open", sent=False)
+
+    async def call(
+        self,
+        ref: str,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        reads_only: bool = False,
+        on_progress: OnProgress | None = None,
+        within: float = ANSWER_SECONDS,
+        cancels: Callable[[], bool] = lambda: True,
+    ) -> dict[str, Any]:
+        """Call a tool of a sandbox's daemon.
+
+        Args:
+            ref: id or name of the sandbox.
+            tool: the daemon's tool.
+            arguments: for the tool.
+            reads_only: the call may be sent again if the pipe broke before its answer.
+            on_progress: receives the tool's progress notifications.
+            within: seconds for all of it.
+            cancels: asked when this task is cancelled: whether the call is to be stopped too.
+
+        Returns:
+            The raw CallToolResult.
+
+        A call whose pipe breaks is asked for again by its id: the daemon runs it once, and gives
+        its result to whoever asks. What only reads is simply read again.
+
+        Raises:
+            SessionLost: the answer cannot be had any more: the call may have run.
+            PodpipeError: as `open`; nothing was sent then.
+        """
+        _refuse_unsendable(tool, arguments)
+        call_id = secrets.token_hex(16)
+        first: SandboxSession | None = None
+        give_up = anyio.current_time() + within
+        pause = 0.0
+        while True:
+            await anyio.sleep(pause)
+            pause = RETRY_SECONDS
+            try:
+                left = max(1.0, give_up - anyio.current_time())
+                session = await self.open(ref, wait=min(left, START_WAIT_SECONDS))
+                if first and first.pod.uid != session.pod.uid and not reads_only:
+                    raise PodReplaced(
+                        f"pod {first.pod.name} ({first.pod.uid}) was deleted or ended while {tool} "
+                        f"ran in it, and {session.pod.name} ({session.pod.uid}) took its place: "
+                        "the call may have run in part. Files in the home survive; processes and "
+                        "scratch files do not. Check before you call it again",
+                        old_uid=first.pod.uid,
+                        new_uid=session.pod.uid,
+                    )
+                boot_id = first.boot_id if first else session.boot_id
+                name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
+                result = await session.request(
+                    tool,
+                    arguments,
+                    on_progress,
+                    meta=None if reads_only else name,
+                    timeout=max(1.0, give_up - anyio.current_time()),
+                    cancels=cancels,
+                )
+            except PodReplaced:
+                raise
+            except SessionLost as lost:
+                log.info("%s: %s", tool, lost)
+                if lost.sent and first is None:
+                    first = session
+                    give_up = min(give_up, anyio.current_time() + RECONNECT_SECONDS)
+                if anyio.current_time() > give_up:
+                    raise (_unknown(tool, str(lost)) if first else lost) from lost
+            except PodpipeError as error:
+                if first is None or isinstance(error, UsageError):
+                    raise
+                passing = isinstance(error, ApiUnreachable | StillStarting)
+                if not passing or anyio.current_time() > give_up:
+                    raise _unknown(tool, str(error)) from error
+            else:
+                if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
+                    raise await self._restarted(session, tool, result)
+                return result
+
+    async def _restarted(
+        self, session: SandboxSession, tool: str, result: dict[str, Any]
+    ) -> ContainerRestarted:
+        """What to say of a call that an earlier start of the daemon had begun."""
+        reason = ""
+        with anyio.move_on_after(RETRY_SECONDS * 10):
+            status = await self._launcher.status(session.sandbox.id)
+            reason = (status.pod.last_exit if status.pod else "") or ""
+        said = "\n".join(block.get("text", "") for block in result.get("content", []))
+        ended = f" ({reason})" if reason else ""
+        return ContainerRestarted(
+            f"the container of sandbox {session.sandbox.id} ended{ended} while {tool} ran: {said}. "
+            "It may have run in part. Files in the home survive; processes do not. Check before "
+            "you call it again",
+            reason=reason,
+        )
+
+    async def forget(self, ref: str) -> None:
+        """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
+        await self._pipes.forget(self._ids.get(ref, ref))
+
+
+def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
+    """Refuse what is no Unicode text before anything is sent, so that nothing is in doubt."""
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"an argument of {tool} holds text that is not valid Unicode; give bytes as base64 where "
+            "the tool takes it"
+        ) from None
+
+
+def _unknown(tool: str, why: str) -> SessionLost:
+    return SessionLost(
+        f"{tool} was sent and its answer is lost ({why}): it may have run. Check its effects before "
+        "you call it again (files survive; list_processes shows what is running)",
+        sent=True,
+    )
