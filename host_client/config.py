@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -57,6 +58,11 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     ),
     "PODPIPE_ENV_FILE": (".env", "file with further settings, NAME=value a line"),
     "PODPIPE_LOG_LEVEL": ("WARNING", "what goes to stderr: DEBUG, INFO, WARNING, ERROR"),
+    "PODPIPE_LOG_FILE": (
+        "serve.log in the state folder",
+        "log file of serve, one line a call; `none` for no file",
+    ),
+    "PODPIPE_LOG_FILE_LEVEL": ("INFO", "what goes to that file; WARNING leaves the calls out"),
 }
 """Name of each setting: its default as a person reads it, and its meaning."""
 
@@ -64,6 +70,9 @@ TOOLSETS = ("default", "blobs")
 MAX_ENV_FILE_BYTES = 64 * 1024
 MAX_TTL_LIMIT = 365 * 24 * 60
 """Minutes: beyond a year a sandbox is no sandbox, and dates run over."""
+
+_MAY_BE_EMPTY = ("RUNTIME_CLASS", "DEFAULT_STORAGE_CLASS")
+"""Settings whose empty value is not their default."""
 
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
 _SCALE = {
@@ -102,6 +111,19 @@ def quantity(text: str, what: str) -> Decimal:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """A setting that somebody set.
+
+    Args:
+        value: as it was written.
+        source: `environment`, or the path of the `.env` file.
+    """
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings, resolved once. `from_env` makes one; tests may build one directly."""
 
@@ -129,8 +151,13 @@ class Settings:
     allowed_dirs: tuple[str, ...] = ()
     """Absolute folders of this machine that the transfer tools may touch."""
     log_level: str = "WARNING"
+    log_file: Path | None = None
+    """Where `serve` logs to; None: nowhere but stderr."""
+    log_file_level: str = "INFO"
     env_file: Path | None = None
     """The `.env` file that was read, if any."""
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """Those of `SETTINGS_HELP` that are not at their defaults because somebody set them."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What kubectl and its credential plugins are started with."""
 
@@ -155,6 +182,11 @@ class Settings:
         process = dict(os.environ if environ is None else environ)
         env_file, from_file = _read_env_file(process, cwd or Path.cwd())
         env = {**from_file, **process}
+        given = {
+            name: Given(env[name], "environment" if name in process else str(env_file))
+            for name in SETTINGS_HELP
+            if env.get(name, "").strip() or (name in env and name in _MAY_BE_EMPTY)
+        }
         for name in SETTINGS_HELP:
             try:
                 env.get(name, "").encode()
@@ -197,8 +229,15 @@ class Settings:
             session=env.get("PODPIPE_SESSION", ""),
             toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
             allowed_dirs=_folders(env.get("PODPIPE_ALLOWED_DIRS", ""), "PODPIPE_ALLOWED_DIRS"),
-            log_level=_log_level(text("PODPIPE_LOG_LEVEL", defaults.log_level)),
+            log_level=_log_level(
+                text("PODPIPE_LOG_LEVEL", defaults.log_level), "PODPIPE_LOG_LEVEL"
+            ),
+            log_file=_log_file(text("PODPIPE_LOG_FILE", ""), env),
+            log_file_level=_log_level(
+                text("PODPIPE_LOG_FILE_LEVEL", defaults.log_file_level), "PODPIPE_LOG_FILE_LEVEL"
+            ),
             env_file=env_file,
+            given=given,
             environment=process | ({"KUBECONFIG": k} if (k := env.get("KUBECONFIG", "")) else {}),
         )
         user_key(settings.user)
@@ -240,13 +279,17 @@ def _read_env_file(process: Mapping[str, str], cwd: Path) -> tuple[Path | None, 
             continue
         name, equals, value = entry.partition("=")
         name = name.strip()
+        if not equals:
+            raise UsageError(
+                f"{path}, line {number}: {entry[:40]!r} is no NAME=value; begin a comment with #"
+            )
         if name not in SETTINGS_HELP:
             continue  # a project's own .env holds other people's settings too
         try:
             words = shlex.split(value, comments=True)
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: {error} in the value of {name}") from None
-        if not equals or len(words) > 1:
+        if len(words) > 1:
             raise UsageError(
                 f"{path}, line {number}: expected {name}=value, quoted if it has spaces"
             )
@@ -295,7 +338,23 @@ def _toolsets(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def _log_level(text: str) -> str:
+def _log_level(text: str, name: str) -> str:
     if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
-        raise UsageError(f"PODPIPE_LOG_LEVEL={text!r} has to be DEBUG, INFO, WARNING or ERROR")
+        raise UsageError(f"{name}={text!r} has to be DEBUG, INFO, WARNING or ERROR")
     return text.upper()
+
+
+def _log_file(text: str, env: Mapping[str, str]) -> Path | None:
+    """Where the platform keeps logs, unless `text` says otherwise."""
+    if text == "none":
+        return None
+    home = Path(env.get("HOME", "~")).expanduser()
+    if text:
+        named = home / text[2:] if text.startswith("~/") else Path(text)
+        if not named.is_absolute():
+            raise UsageError(f"PODPIPE_LOG_FILE={text!r} has to be an absolute path, or none")
+        return named
+    if sys.platform == "darwin":
+        return home / "Library/Logs/podpipe/serve.log"
+    state = Path(env.get("XDG_STATE_HOME", ""))  # to be ignored where relative, says its standard
+    return (state if state.is_absolute() else home / ".local/state") / "podpipe/serve.log"

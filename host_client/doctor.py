@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, NotFound, PodpipeError
-from host_client.kubectl import Kubectl
+from host_client.kubectl import Kubectl, find_kubectl
 
 Result = Literal["ok", "warning", "failure"]
 
@@ -71,9 +72,19 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     env_file = f", settings from {settings.env_file}" if settings.env_file else ""
     yield Finding("user", "ok", f"{settings.user!r}, key {settings.user_key}{env_file}")
     try:
+        find_kubectl(settings)
+    except PodpipeError as error:
+        fix = "install kubectl, or set PODPIPE_KUBECTL to the absolute path of one"
+        yield Finding("kubectl", "failure", str(error), fix)
+        return
+    try:
         kubectl = Kubectl(settings)
     except PodpipeError as error:
-        yield Finding("kubectl and kubeconfig", "failure", str(error), "see the message")
+        fix = (
+            "set KUBECONFIG to the file that reaches your cluster and PODPIPE_CONTEXT to a context "
+            "that `kubectl config get-contexts` lists; `scripts/cluster up` makes a cluster"
+        )
+        yield Finding("kubeconfig", "failure", str(error), fix)
         return
     where = f"context {kubectl.target.context!r}, server {kubectl.target.server}"
     yield Finding("kubectl", "ok", kubectl.path)
@@ -83,10 +94,22 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         for finding in _versions(version):
             yield finding
     except ApiUnreachable as error:
-        yield Finding("API server", "failure", str(error), "start the cluster, or renew the login")
+        yield Finding(
+            "API server",
+            "failure",
+            str(error),
+            (
+                f"start the cluster, or renew the login, until this works: {_shell(kubectl)} get --raw /readyz"
+            ),
+        )
         return
     except KubectlError as error:
-        yield Finding("API server", "failure", str(error), "renew the kubeconfig's credentials")
+        yield Finding(
+            "API server",
+            "failure",
+            str(error),
+            f"renew the kubeconfig's credentials, until this works: {_shell(kubectl)} auth whoami",
+        )
         return
     async for finding in _namespace(kubectl, settings):
         yield finding
@@ -112,7 +135,7 @@ def _versions(version: dict[str, Any]) -> list[Finding]:
                 "versions",
                 "failure",
                 text,
-                "podpipe needs kubectl and Kubernetes 1.30 or newer",
+                "upgrade what is older than 1.30; PODPIPE_KUBECTL names another kubectl",
             )
         ]
     if abs(client[1] - server[1]) > 1:
@@ -127,11 +150,22 @@ async def _namespace(kubectl: Kubectl, settings: Settings) -> AsyncIterator[Find
         found = await kubectl.json("get", "namespace", name, "-o", "json")
     except NotFound:
         yield Finding(
-            "namespace", "warning", f"{name} does not exist yet", "the first create makes it"
+            "namespace",
+            "warning",
+            f"{name} does not exist yet",
+            "nothing: the first `podpipe create` makes it",
         )
         return
     except Forbidden:
-        yield Finding("namespace", "warning", f"{name} may not be read: unknown", "ask its owner")
+        yield Finding(
+            "namespace",
+            "warning",
+            f"{name} may not be read: unknown",
+            (
+                "nothing, if `podpipe create` works; else have an administrator make it, or set "
+                "NAMESPACE to one of yours"
+            ),
+        )
         return
     level = found["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce", "none")
     if level == "restricted":
@@ -152,7 +186,7 @@ async def _verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
             "permissions",
             "failure",
             f"not allowed in {kubectl.namespace}: {', '.join(missing)}",
-            "an administrator has to grant these in a Role of that namespace",
+            f"have an administrator grant these verbs in a Role of namespace {kubectl.namespace}",
         )
     else:
         yield Finding("permissions", "ok", f"all {len(NEEDED)} verbs allowed in the namespace")
@@ -161,7 +195,7 @@ async def _verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
             "removing homes",
             "warning",
             f"not allowed: {', '.join(missing)}; homes stay until an administrator deletes them",
-            "grant it if users may purge their homes",
+            "nothing, unless you want `destroy --purge-home`: then have this verb granted",
         )
 
 
@@ -201,6 +235,8 @@ async def _classes(kubectl: Kubectl, settings: Settings) -> AsyncIterator[Findin
         ),
     ):
         name = default if wanted is None else wanted
+        setting = "RUNTIME_CLASS" if kind == "runtimeclass" else "DEFAULT_STORAGE_CLASS"
+        known = f"{_shell(kubectl)} get {kind}"
         if not name:
             yield Finding(kind, "ok", fallback)
             continue
@@ -208,15 +244,20 @@ async def _classes(kubectl: Kubectl, settings: Settings) -> AsyncIterator[Findin
             await kubectl.json("get", kind, name, "-o", "json")
         except NotFound:
             if wanted is None:
-                yield Finding(
-                    kind,
-                    "warning",
-                    f"{name} does not exist; {fallback} is used",
-                    f"install it, or set {'RUNTIME_CLASS' if kind == 'runtimeclass' else 'DEFAULT_STORAGE_CLASS'}",
-                )
+                found = f"{name} does not exist; {fallback} is used"
+                fix = f"nothing, if that suits; else set {setting} to one that `{known}` lists"
+                yield Finding(kind, "warning", found, fix)
             else:
-                yield Finding(kind, "failure", f"{name} does not exist", "correct the setting")
+                fix = f"set {setting} to one that `{known}` lists, or leave it unset"
+                yield Finding(kind, "failure", f"{name} does not exist", fix)
         except Forbidden:
-            yield Finding(kind, "warning", "may not be read: unknown", "create will tell")
+            fix = f"nothing, if `podpipe create` works; else ask an administrator which {setting} to set"
+            yield Finding(kind, "warning", f"{name} may not be read: unknown", fix)
         else:
             yield Finding(kind, "ok", name)
+
+
+def _shell(kubectl: Kubectl) -> str:
+    """The beginning of a command that asks the same cluster."""
+    context = ["--context", kubectl.target.context] if kubectl.target.context else []
+    return shlex.join([kubectl.path, *context])

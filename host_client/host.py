@@ -13,10 +13,11 @@ import anyio
 
 from host_client.backends.pod import PodBackend
 from host_client.config import Settings
-from host_client.errors import PrerequisiteError
+from host_client.errors import PrerequisiteError, SandboxExpired, SandboxNotFound
+from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
-from host_client.launcher import Launcher
-from host_client.session import Pipes
+from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, silent
+from host_client.session import Pipes, SandboxSession
 from host_client.sessions import Sessions
 from host_client.transfer import Transfers
 
@@ -28,10 +29,17 @@ class Host:
 
     Args:
         settings: whose podpipe it is.
+        bound: name of a lasting sandbox that is made whenever it is wanted and not there.
+
+    Raises:
+        UsageError: no sandbox can have the name `bound`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, bound: str = "") -> None:
         self.settings = settings
+        self.bound = bound
+        if bound and not is_sandbox_id(bound):
+            named_sandbox_id(settings.user_key, bound)
         self._tasks = anyio.create_task_group()
         self._kubectl: Kubectl | None = None
         self._pipes: Pipes | None = None
@@ -83,6 +91,26 @@ class Host:
         """Calls on them. Raises as `kubectl`."""
         self._sessions = self._sessions or Sessions(self.launcher, self.pipes)
         return self._sessions
+
+    async def open(self, ref: str, *, progress: Progress = silent) -> SandboxSession:
+        """The session of a sandbox, started or resumed if need be; the bound one is also made.
+
+        Args:
+            ref: id or name.
+            progress: told what is being waited for.
+
+        Raises:
+            PodpipeError: as `Sessions.open`, and for the bound one as `Launcher.ensure`.
+        """
+        began = anyio.current_time()
+        try:
+            return await self.sessions.open(ref, progress=progress)
+        except (SandboxNotFound, SandboxExpired):
+            if ref != self.bound or is_random_id(ref):
+                raise
+        await self.launcher.ensure(ref, progress=progress)
+        left = max(1.0, START_WAIT_SECONDS - (anyio.current_time() - began))
+        return await self.sessions.open(ref, wait=left, progress=progress)
 
     @property
     def transfers(self) -> Transfers:

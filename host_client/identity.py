@@ -77,6 +77,11 @@ def new_sandbox_id() -> str:
     return "s" + _base32(secrets.token_bytes(10), _ID_CHARS)
 
 
+def is_random_id(text: str) -> bool:
+    """Whether `text` has the form of an id that `new_sandbox_id` makes."""
+    return bool(re.fullmatch(rf"s[a-z2-7]{{{_ID_CHARS}}}", text))
+
+
 def named_sandbox_id(key: str, name: str) -> str:
     """The id of a user's sandbox called `name`; the same for ever, and no other user's.
 

@@ -20,6 +20,7 @@ from host_client.config import Settings
 from host_client.errors import (
     Conflict,
     LaunchFailed,
+    NameTaken,
     PodpipeError,
     SandboxExpired,
     SandboxNotFound,
@@ -150,7 +151,7 @@ class Status:
         }
 
 
-def _silent(_: str) -> None:
+def silent(_: str) -> None:
     """Progress that nobody watches."""
 
 
@@ -194,7 +195,7 @@ class Launcher:
         ttl_minutes: int = 0,
         cpu_limit: str = "",
         memory_limit: str = "",
-        progress: Progress = _silent,
+        progress: Progress = silent,
     ) -> Status:
         """Make a sandbox and wait until it answers, at most `START_WAIT_SECONDS`.
 
@@ -246,6 +247,43 @@ class Launcher:
                     await self._undo(claimed[0], had_home=homes != [None])
             raise root_cause(error) from None
         return Status(sandbox, "running", pod, "")
+
+    async def ensure(self, name: str, *, progress: Progress = silent) -> None:
+        """Make the lasting sandbox `name` where there is none, or anew where it has expired.
+
+        Expiry is final, but what has expired is only a record: its pod has ended, its home is
+        kept. Whoever asks at the same time finds what was made.
+
+        Args:
+            name: as for `create`.
+            progress: told what is being waited for.
+
+        Raises:
+            PodpipeError: as `create`.
+        """
+        try:
+            sandbox, _ = await self.find(name)
+        except SandboxNotFound:
+            pass
+        else:
+            if not sandbox.expired(self._now()):
+                return
+            log.info("sandbox %s has expired and is made anew", sandbox.id)
+            with anyio.CancelScope(shield=True):
+                await self._backend.delete(sandbox)  # this very record, by its uid
+                await self._stop_all(sandbox)
+            progress("waiting for the pod to end")
+            await self._gone(sandbox)
+        try:
+            await self.create(name=name, progress=progress)
+        except NameTaken:
+            try:
+                await self.find(name)  # somebody else was first
+            except SandboxNotFound:
+                pass
+            else:
+                return
+            raise
 
     async def _outlive_predecessors(
         self, sandbox: Sandbox, deadline: float, progress: Progress
@@ -325,7 +363,7 @@ class Launcher:
         return Status(sandbox, shown, pod, detail)
 
     async def running(
-        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress = _silent
+        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress = silent
     ) -> tuple[Sandbox, PodView]:
         """A sandbox that answers, started or resumed if need be.
 
@@ -494,7 +532,7 @@ class Launcher:
             )
         return latest
 
-    async def suspend(self, ref: str, *, progress: Progress = _silent) -> Status:
+    async def suspend(self, ref: str, *, progress: Progress = silent) -> Status:
         """End the pod and keep record and home; returns when the pod is gone.
 
         Raises:
@@ -548,7 +586,7 @@ class Launcher:
                 await self._backend.announce_expiry(sandbox, pod)
             return self._status(sandbox, pods)
 
-    async def destroy(self, ref: str, *, progress: Progress = _silent) -> Sandbox:
+    async def destroy(self, ref: str, *, progress: Progress = silent) -> Sandbox:
         """Delete a sandbox and wait until its pods are gone; the home is kept.
 
         Raises:

@@ -9,7 +9,6 @@ the one place where a `PodpipeError` becomes the text that a model reads.
 # hold a setting that only the enclosing function knows.
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -21,12 +20,12 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import Field
 
-from host_client import __version__, stdio
+from host_client import __version__, logs, stdio
 from host_client.config import Settings
-from host_client.errors import PodpipeError, StillStarting, root_cause
+from host_client.errors import PodpipeError, SandboxNotFound, StillStarting, root_cause
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
@@ -49,6 +48,11 @@ commands that end; start_background and read_output for servers and long jobs. N
 than 45 seconds: what still runs then goes on, under a process_id. A suspended sandbox is resumed by
 the next call. destroy_sandbox when the work is done.
 """
+BOUND = """\
+Tools that take a sandbox_id work in the sandbox {name!r} where it is left out; it is made when first
+used, so create_sandbox is only for another one.
+"""
+"""What a server that is bound to a sandbox says besides."""
 
 SandboxId = Annotated[
     str, Field(description="The sandbox_id (or name) that create_sandbox gave", max_length=63)
@@ -139,7 +143,7 @@ async def _refusals() -> AsyncIterator[None]:
             raise ToolError(str(error)) from error
         log.exception("unexpected")
         raise ToolError(
-            f"internal error of podpipe ({type(error).__name__}: {error}); its log on stderr has more"
+            f"internal error of podpipe ({type(error).__name__}: {error}); its log has more"
         ) from error
 
 
@@ -163,6 +167,64 @@ async def _progress(context: Context[Any, Any]) -> AsyncIterator[Progress]:
             tasks.cancel_scope.cancel()
 
 
+def _missed(error: BaseException | None) -> bool:
+    """Whether a sandbox that is not there is what an error comes from."""
+    while error and not isinstance(error, SandboxNotFound):
+        error = error.__cause__
+    return error is not None
+
+
+class _Server(MCPServer[Any]):
+    """An MCP server that may have a sandbox of its own, and logs a line for each call.
+
+    Args:
+        bound: the sandbox of a call that names none; empty for none.
+        options: as the SDK takes them.
+    """
+
+    def __init__(self, bound: str, *args: Any, tools: list[Tool], **options: Any) -> None:
+        self._bound = bound
+        super().__init__(*args, tools=[*map(self._optional, tools)] if bound else tools, **options)
+
+    def _optional(self, tool: Tool) -> Tool:
+        """A tool whose sandbox_id may be left out."""
+        schema = tool.parameters
+        if "sandbox_id" not in schema["properties"]:
+            return tool
+        described = schema["properties"]["sandbox_id"] | {
+            "default": self._bound,
+            "description": f"Only for a sandbox other than {self._bound!r}",
+        }
+        parameters = schema | {
+            "properties": schema["properties"] | {"sandbox_id": described},
+            "required": [name for name in schema["required"] if name != "sandbox_id"],
+        }
+        return tool.model_copy(update={"parameters": parameters})
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool, as the SDK does."""
+        tool = self._tool_manager.get_tool(name)
+        takes_sandbox = tool is not None and "sandbox_id" in tool.parameters["properties"]
+        if self._bound and takes_sandbox and arguments.get("sandbox_id") in (None, ""):
+            arguments = arguments | {"sandbox_id": self._bound}
+        ref = arguments.get("sandbox_id")
+        with logs.call(name if tool else "unknown", ref) as running:
+            try:
+                result = await super().call_tool(name, arguments, context)
+            except ToolError as error:
+                if self._bound and ref == self._bound and _missed(error):
+                    raise ToolError(
+                        f"sandbox {ref!r} is not there now; the next call that works in it, such as "
+                        "run_command, makes it"
+                    ) from error
+                raise
+            if not (isinstance(result, CallToolResult) and result.is_error):
+                running.outcome = "ok"
+        return result
+
+
 def build_server(host: Host) -> MCPServer[Any]:
     """The server with the toolsets that the settings name; touches no cluster.
 
@@ -175,7 +237,7 @@ def build_server(host: Host) -> MCPServer[Any]:
     ) -> CallToolResult:
         async with _refusals():
             began = anyio.current_time()
-            await host.sessions.open(ref)
+            await host.open(ref)
             # A sandbox that had to be started has used up some of the client's patience.
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             asked = arguments.get(WAIT, tool.waits)
@@ -210,13 +272,14 @@ def build_server(host: Host) -> MCPServer[Any]:
         tools += _lifecycle_tools(host) + _transfer_tools(host)
     for toolset in settings.toolsets:
         tools += [_PodTool.make(listed, forward) for listed in _pod_tools(toolset)]
-    return MCPServer(
+    return _Server(
+        host.bound,
         "podpipe",
         title="Kubernetes sandboxes",
-        instructions=INSTRUCTIONS,
+        instructions=INSTRUCTIONS + (BOUND.format(name=host.bound) if host.bound else ""),
         version=__version__,
         tools=tools,
-        log_level=settings.log_level,  # type: ignore[arg-type]  # config allows only its words
+        log_level=settings.log_level,
         subscriptions=False,
     )
 
@@ -285,7 +348,7 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
 
     async def resume_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
         async with _refusals(), _progress(context) as progress:
-            session = await host.sessions.open(sandbox_id, progress=progress)
+            session = await host.open(sandbox_id, progress=progress)
             facts = Status(session.sandbox, "running", session.pod, "").to_json()
         return _answer(_sandbox_text(facts), facts)
 
@@ -393,7 +456,7 @@ def _transfer_tools(host: Host) -> list[Tool]:
     ) -> CallToolResult:
         async with _refusals(), _progress(context) as progress:
             began = anyio.current_time()
-            await host.sessions.open(ref, progress=progress)
+            await host.open(ref, progress=progress)
             progress("copying")
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             try:
@@ -462,12 +525,16 @@ def _transfer_tools(host: Host) -> list[Tool]:
     ]
 
 
-async def serve_stdio(settings: Settings) -> None:
-    """Serve MCP on stdin and stdout until stdin ends; logs go to stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    async with Host(settings) as host:
+async def serve_stdio(settings: Settings, sandbox: str = "") -> None:
+    """Serve MCP on stdin and stdout until stdin ends; logs go to stderr and the log file.
+
+    Args:
+        settings: whose podpipe it is.
+        sandbox: name of the sandbox to work in where a call names none, made when first used.
+
+    Raises:
+        UsageError: no sandbox can have that name.
+    """
+    logs.configure(settings)
+    async with Host(settings, bound=sandbox) as host:
         await stdio.serve(build_server(host))

@@ -241,6 +241,34 @@ def test_connect_is_a_byte_exact_pipe_for_any_client(podpipe: Podpipe) -> None:
     assert process.returncode == 0
 
 
+def test_connect_makes_a_named_sandbox_that_is_absent_and_says_what_it_waits_for(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    for _ in range(2):
+        process = podpipe.start("connect", "lasting", "--", "cat")
+        out, err = process.communicate(b"through", timeout=60)
+        assert (process.returncode, out) == (0, b"through"), err.decode()
+        assert b"podpipe: connecting" in err
+    assert len(stub.names("Pod")) == 1
+
+
+def test_two_connects_to_one_absent_name_make_one_sandbox(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    both = [podpipe.start("connect", "lasting", "--", "cat") for _ in range(2)]
+    ends = [process.communicate(b"x", timeout=60) for process in both]
+    assert [out for out, _ in ends] == [b"x", b"x"], ends
+    assert len(stub.names("Pod")) == 1
+
+
+def test_connect_to_a_random_id_that_is_gone_makes_nothing(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    ended = podpipe("connect", "spygsm3rbjnoltfoi")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert stub.names("Pod") == []
+
+
 def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) -> None:
     podpipe("create", "--name", "work")
     data = os.urandom(300_000)
@@ -274,9 +302,77 @@ def test_doctor_is_content_with_a_good_cluster_and_names_the_first_fault(
     assert last["fix"]
 
 
-def test_settings_are_all_listed(podpipe: Podpipe) -> None:
-    listed = json.loads(podpipe("settings", "--json").stdout)
+@pytest.mark.parametrize(
+    ("environment", "check", "fix"),
+    [
+        ({"PODPIPE_KUBECTL": "/nonexistent/kubectl"}, "kubectl", "install kubectl"),
+        ({"KUBECONFIG": "/nonexistent/config"}, "kubeconfig", "set KUBECONFIG"),
+        ({"DEFAULT_STORAGE_CLASS": "nonesuch"}, "storageclass", "get storageclass` lists"),
+    ],
+)
+def test_a_fault_that_doctor_finds_has_a_fix_to_follow(
+    podpipe: Podpipe, environment: dict[str, str], check: str, fix: str
+) -> None:
+    report = podpipe("doctor", "--json", **environment)
+    assert report.returncode == 1
+    (fault,) = [row for row in json.loads(report.stdout) if row["result"] == "failure"]
+    assert fault["check"] == check
+    assert fix in fault["fix"]
+
+
+def test_settings_are_all_listed_with_their_values_and_where_those_come_from(
+    podpipe: Podpipe, tmp_path: Path
+) -> None:
+    env_file = tmp_path / "settings.env"
+    env_file.write_text("DEFAULT_TTL_MINUTES=90\n", encoding="utf-8")
+    listed = json.loads(
+        podpipe("settings", "--json", PODPIPE_ENV_FILE=str(env_file), NAMESPACE="team").stdout
+    )
     assert [row["name"] for row in listed] == list(SETTINGS_HELP)
+    rows = {row["name"]: (row["value"], row["source"], row["default"]) for row in listed}
+    assert rows["NAMESPACE"] == ("team", "environment", "sandbox-system")
+    assert rows["DEFAULT_TTL_MINUTES"] == ("90", str(env_file), "60")
+    assert rows["MAX_TTL_MINUTES"] == ("1440", "default", "1440")
+    assert rows["PODPIPE_LOG_FILE"][0] == str(tmp_path / ".local/state/podpipe/serve.log")
+
+
+@pytest.mark.parametrize(
+    ("argv", "exit_code", "code"),
+    [
+        (["status", "nonesuch", "--json"], 3, "sandbox_not_found"),
+        (["create", "--json", "--name", "Bad"], 2, "usage_error"),
+        (["create", "--json", "--ttl", "x"], 2, "usage_error"),
+        (["run", "--json", "nonesuch", "--", "true"], 3, "sandbox_not_found"),
+    ],
+)
+def test_under_json_an_error_is_the_document(
+    podpipe: Podpipe, argv: list[str], exit_code: int, code: str
+) -> None:
+    ended = podpipe(*argv)
+    assert ended.returncode == exit_code
+    (error,) = json.loads(ended.stdout).values()
+    assert error["code"] == code
+    assert error["message"]
+
+
+def test_a_json_flag_of_the_command_that_is_run_is_not_ours(podpipe: Podpipe) -> None:
+    ended = podpipe("run", "--nonesuch", "work", "--", "jq", "--json")
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("command", ["serve", "connect"])
+def test_a_pipe_offers_no_json(podpipe: Podpipe, command: str) -> None:
+    assert "--json" not in podpipe(command, "--help").stdout
+
+
+def test_help_shows_the_defaults_of_a_new_sandbox(podpipe: Podpipe) -> None:
+    text = " ".join(podpipe("create", "--help").stdout.split())
+    for default in (
+        "DEFAULT_TTL_MINUTES, which is 60",
+        "DEFAULT_CPU_LIMIT, which is 2",
+        "DEFAULT_MEMORY_LIMIT, which is 4Gi",
+    ):
+        assert default in text
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -28,6 +28,7 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
         ("MAX_FILE_BYTES", str(settings.max_file_bytes)),
         ("PODPIPE_TOOLSET", ",".join(settings.toolsets)),
         ("PODPIPE_LOG_LEVEL", settings.log_level),
+        ("PODPIPE_LOG_FILE_LEVEL", settings.log_file_level),
     ):
         assert SETTINGS_HELP[name][0] == attribute, name
 
@@ -49,7 +50,12 @@ def test_a_named_env_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("NAMESPACE=a b", "line 1"), ("\nSANDBOX_IMAGE='x", "line 2"), ("NAMESPACE", "line 1")],
+    [
+        ("NAMESPACE=a b", "line 1"),
+        ("\nSANDBOX_IMAGE='x", "line 2"),
+        ("NAMESPACE", "line 1"),
+        ("# fine\nOTHER=x\nNAMESPACE team", r"\.env, line 3: 'NAMESPACE team' is no NAME=value"),
+    ],
 )
 def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / ".env").write_text(content, encoding="utf-8")
@@ -72,6 +78,8 @@ def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, me
         ("MAX_FILE_BYTES", "1e6"),
         ("PODPIPE_TOOLSET", "default,nonesuch"),
         ("PODPIPE_LOG_LEVEL", "LOUD"),
+        ("PODPIPE_LOG_FILE_LEVEL", "LOUD"),
+        ("PODPIPE_LOG_FILE", "relative/serve.log"),
         ("STORAGE_BACKEND", "s3"),
         ("PODPIPE_USER", ""),
         ("PODPIPE_USER", "a\nb"),
@@ -114,3 +122,36 @@ def test_an_env_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a file"):
         Settings.from_env({"PODPIPE_ENV_FILE": "pipe"}, cwd=tmp_path)
+
+
+def test_a_given_setting_says_where_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("NAMESPACE=file\nSANDBOX_IMAGE=a:b\n", encoding="utf-8")
+    settings = Settings.from_env({"NAMESPACE": "process", "PODPIPE_USER": "u"}, cwd=tmp_path)
+    assert {name: (given.value, given.source) for name, given in settings.given.items()} == {
+        "NAMESPACE": ("process", "environment"),
+        "SANDBOX_IMAGE": ("a:b", str(tmp_path / ".env")),
+        "PODPIPE_USER": ("u", "environment"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "path"),
+    [
+        ("linux", {}, "/home/u/.local/state/podpipe/serve.log"),
+        ("linux", {"XDG_STATE_HOME": "/state"}, "/state/podpipe/serve.log"),
+        ("linux", {"XDG_STATE_HOME": "state"}, "/home/u/.local/state/podpipe/serve.log"),
+        ("darwin", {"XDG_STATE_HOME": "/state"}, "/home/u/Library/Logs/podpipe/serve.log"),
+        ("linux", {"PODPIPE_LOG_FILE": "~/x.log"}, "/home/u/x.log"),
+        ("linux", {"PODPIPE_LOG_FILE": "none"}, None),
+    ],
+)
+def test_the_log_file_is_where_the_platform_keeps_logs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    environ: dict[str, str],
+    path: str | None,
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    settings = Settings.from_env({"PODPIPE_USER": "u", "HOME": "/home/u"} | environ, cwd=tmp_path)
+    assert settings.log_file == (Path(path) if path else None)

@@ -1,0 +1,114 @@
+"""Files between this machine and a sandbox: put, get, sync."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from host_client.commands.lifecycle import opened, patiently
+from host_client.commands.output import show, watched
+from host_client.config import Settings
+from host_client.errors import EXIT_DONE
+
+if TYPE_CHECKING:
+    from host_client.host import Host
+    from host_client.transfer import Meter, Outcome
+
+QUIET_SECONDS = 2.0
+"""What takes no longer needs no progress."""
+LINE_SECONDS = 10.0
+BAR_SECONDS = 0.1
+
+
+async def put(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Copy files and folders into a sandbox."""
+    *local, remote = arguments.paths if len(arguments.paths) > 1 else (*arguments.paths, "")
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.put(arguments.sandbox, local, remote, meter),
+    )
+
+
+async def get(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Copy a file or folder from a sandbox."""
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.get(
+            arguments.sandbox, arguments.remote, arguments.local, meter
+        ),
+    )
+
+
+async def sync(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Make a folder like another."""
+    return await _transfer(
+        settings,
+        arguments,
+        lambda host, meter: host.transfers.sync(
+            arguments.sandbox,
+            arguments.local,
+            arguments.remote,
+            delete=arguments.delete,
+            from_sandbox=arguments.from_sandbox,
+            meter=meter,
+        ),
+    )
+
+
+async def _transfer(
+    settings: Settings,
+    arguments: argparse.Namespace,
+    begin: Callable[[Host, Meter], Awaitable[Outcome]],
+) -> int:
+    """Copy, show how far it is, and list what was left out."""
+    from host_client.transfer import Meter, kept_text, shown
+
+    async with opened(settings) as host:
+        with watched() as progress:
+            await patiently(host, arguments.sandbox, progress)
+        meter = Meter()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_show_meter, meter)
+                outcome = await begin(host, meter)
+                tasks.cancel_scope.cancel()
+        except anyio.get_cancelled_exc_class():
+            print(
+                "podpipe: interrupted. Complete files are in place, what there is of an unfinished large "
+                f"one is kept beside it; the same command goes on from there{kept_text(meter)}",
+                file=sys.stderr,
+            )
+            raise
+    for path, why in outcome.refused:
+        print(f"podpipe: left out: {shown(path)}: {shown(why)}", file=sys.stderr)
+    if outcome.unlisted:
+        print(f"podpipe: left out: {outcome.unlisted} more", file=sys.stderr)
+    show(arguments, outcome.text(), outcome.to_json())
+    return EXIT_DONE
+
+
+async def _show_meter(meter: Meter) -> None:
+    """A bar on a terminal; elsewhere a line now and then for what takes longer."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(meter.verb, total=None)
+            while True:
+                await anyio.sleep(BAR_SECONDS)
+                text = f"{meter.verb} {meter.files} files" if meter.files else meter.verb
+                bar.update(task, description=text, total=meter.total, completed=meter.done)
+    pause = QUIET_SECONDS
+    while True:
+        await anyio.sleep(pause)
+        print(f"podpipe: {meter.text()}", file=sys.stderr, flush=True)
+        pause = LINE_SECONDS

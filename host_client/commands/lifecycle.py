@@ -1,0 +1,155 @@
+"""The life of sandboxes: create, list, status, suspend, resume, extend, destroy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from host_client.commands.output import show, table, warn, watched
+from host_client.config import Settings
+from host_client.errors import EXIT_DONE, PodpipeError, StillStarting, UsageError
+from host_client.launcher import Progress, Status
+
+if TYPE_CHECKING:
+    from host_client.host import Host
+    from host_client.session import SandboxSession
+
+START_PATIENCE_SECONDS = 600.0
+"""How long the command line waits for an image to be pulled; a person can interrupt it."""
+
+
+async def create(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Make a sandbox and wait until it answers."""
+    async with opened(settings) as host:
+        with watched() as progress:
+            status = await host.launcher.create(
+                name=arguments.name,
+                ttl_minutes=arguments.ttl,
+                cpu_limit=arguments.cpu,
+                memory_limit=arguments.memory,
+                progress=progress,
+            )
+            session = await patiently(host, status.sandbox.id, progress)
+        # It has answered, whatever its status in the cluster says yet.
+        facts = Status(session.sandbox, "running", session.pod, "").to_json()
+        facts["warnings"] = host.launcher.warnings
+    warn(facts["warnings"])
+    show(
+        arguments,
+        f"{facts['name'] or facts['sandbox_id']}  {facts['phase']}, expires {facts['expires_at']}",
+        facts,
+    )
+    return EXIT_DONE
+
+
+async def patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
+    """The session of a sandbox, waited for as long as a person would.
+
+    Args:
+        host: whose sandbox it is.
+        ref: id or name.
+        progress: told what is being waited for.
+
+    Raises:
+        PodpipeError: as `Host.open`; StillStarting after `START_PATIENCE_SECONDS`.
+    """
+    with anyio.move_on_after(START_PATIENCE_SECONDS):
+        while True:
+            try:
+                return await host.open(ref, progress=progress)
+            except StillStarting as waiting:
+                progress(waiting.detail)
+    raise StillStarting(
+        f"sandbox {ref} is still starting after {START_PATIENCE_SECONDS:.0f} s; "
+        f"`podpipe status {ref}` shows why",
+        detail="",
+    )
+
+
+async def list_all(settings: Settings, arguments: argparse.Namespace) -> int:
+    """List the user's sandboxes."""
+    async with opened(settings) as host:
+        found = [status.to_json() for status in await host.launcher.list_all()]
+        warn(host.launcher.warnings)
+    head = ("SANDBOX", "NAME", "PHASE", "EXPIRES", "DETAIL")
+    rows = [
+        (f["sandbox_id"], f["name"], f["phase"], f["expires_at"], f["detail"][:60]) for f in found
+    ]
+    show(arguments, table([head, *rows]) if rows else "no sandboxes", found)
+    return EXIT_DONE
+
+
+async def status(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Show one sandbox."""
+    async with opened(settings) as host:
+        facts = (await host.launcher.status(arguments.sandbox)).to_json()
+    show(arguments, table([(key, str(value)) for key, value in facts.items()]), facts)
+    return EXIT_DONE
+
+
+async def suspend(settings: Settings, arguments: argparse.Namespace) -> int:
+    """End a sandbox's pod."""
+    async with opened(settings) as host:
+        with watched() as progress:
+            status = await host.launcher.suspend(arguments.sandbox, progress=progress)
+    show(arguments, f"{arguments.sandbox}  suspended; its home is kept", status.to_json())
+    return EXIT_DONE
+
+
+async def resume(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Start a suspended sandbox."""
+    async with opened(settings) as host:
+        with watched() as progress:
+            await patiently(host, arguments.sandbox, progress)
+        status = await host.launcher.status(arguments.sandbox)
+    facts = status.to_json()
+    show(arguments, f"{arguments.sandbox}  {facts['phase']}", facts)
+    return EXIT_DONE
+
+
+async def extend(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Let a sandbox live longer."""
+    async with opened(settings) as host:
+        facts = (await host.launcher.extend(arguments.sandbox, arguments.minutes)).to_json()
+    show(arguments, f"{arguments.sandbox}  expires {facts['expires_at']}", facts)
+    return EXIT_DONE
+
+
+async def destroy(settings: Settings, arguments: argparse.Namespace) -> int:
+    """End a sandbox for good, and the home if asked."""
+    if arguments.purge_home and not arguments.yes:
+        question = f"Delete the home of user {settings.user!r} and all its files? [y/N] "
+        answer = ""
+        if sys.stdin.isatty():
+            answer = await anyio.to_thread.run_sync(input, question, abandon_on_cancel=True)
+        if answer.strip().lower() not in ("y", "yes"):
+            raise UsageError("the home was not deleted; say --yes to delete it without being asked")
+    async with opened(settings) as host:
+        if arguments.purge_home:
+            target, _ = await host.launcher.find(arguments.sandbox)
+            if others := [
+                status.sandbox.name or status.sandbox.id
+                for status in await host.launcher.list_all()
+                if status.sandbox.id != target.id
+            ]:
+                raise PodpipeError(
+                    f"the home is also used by {', '.join(others)}: destroy them first. Nothing was "
+                    "destroyed"
+                )
+        with watched() as progress:
+            sandbox = await host.launcher.destroy(arguments.sandbox, progress=progress)
+            purged = await host.launcher.purge_home() if arguments.purge_home else False
+    facts = {"sandbox_id": sandbox.id, "destroyed": True, "home": "purged" if purged else "kept"}
+    show(arguments, f"{arguments.sandbox}  destroyed; its home is {facts['home']}", facts)
+    return EXIT_DONE
+
+
+def opened(settings: Settings, bound: str = "") -> Host:
+    """A host to enter, bound to a sandbox or to none."""
+    from host_client.host import Host  # mcp takes a second to import
+
+    return Host(settings, bound=bound)

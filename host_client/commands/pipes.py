@@ -1,0 +1,43 @@
+"""podpipe as a pipe: `serve` for an MCP client, `connect` to what runs in a sandbox."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from host_client.commands.lifecycle import opened, patiently
+from host_client.commands.output import watched
+from host_client.config import Settings
+from host_client.errors import EXIT_DONE
+from in_pod_server.contract import DIAL_ARGV
+
+
+async def serve(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Serve MCP until stdin ends."""
+    from host_client.server import serve_stdio  # only serve needs a server
+
+    await serve_stdio(settings, arguments.bound)
+    return EXIT_DONE
+
+
+async def connect(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Become kubectl's pipe to the daemon or another command; returns only by an error."""
+    async with opened(settings, bound=arguments.sandbox) as host:
+        with watched() as progress:
+            session = await patiently(host, arguments.sandbox, progress)
+        argv = host.kubectl.exec_argv(
+            session.pod.name, after_dashes(arguments.argv) or list(DIAL_ARGV)
+        )
+        environment = host.kubectl.environment
+    sys.stdout.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Byte-exact: nothing of ours stays in between.
+    os.execve(argv[0], argv, environment)  # noqa: S606
+
+
+def after_dashes(words: Sequence[str]) -> list[str]:
+    """A command without the `--` that stands before it."""
+    return list(words[1:] if words[:1] == ["--"] else words)
