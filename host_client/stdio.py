@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Literal
 
 from mcp.server import MCPServer
@@ -36,17 +37,7 @@ async def serve(server: MCPServer[Any]) -> None:
     Meanwhile fd 0 is /dev/null and fd 1 is stderr, so no child and no stray print can tear a line.
     """
     with _claimed() as (source, sink):
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        reading, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), _waitable(source, "rb")
-        )
-        transport, protocol = await loop.connect_write_pipe(
-            # Of the public protocols the one that a StreamWriter can wait for.
-            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
-            _waitable(sink, "wb"),
-        )
-        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        reader, writer, close = await _streams(source, sink)
         connection = Connection(
             reader,
             writer,
@@ -57,7 +48,34 @@ async def serve(server: MCPServer[Any]) -> None:
         try:
             await connection.serve(server, experimental={})
         finally:
-            reading.close()
+            close()
+
+
+async def _streams(
+    source: int, sink: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Callable[[], None]]:
+    """The two ends as streams, and how to let the first one go."""
+    if _are_one_socket(source, sink):
+        # As two pipes, what arrives on the one would be taken for the end of the other.
+        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(source)))
+        return reader, writer, writer.close
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    reading, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), _waitable(source, "rb")
+    )
+    transport, protocol = await loop.connect_write_pipe(
+        # Of the public protocols the one that a StreamWriter can wait for.
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
+        _waitable(sink, "wb"),
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop), reading.close
+
+
+def _are_one_socket(source: int, sink: int) -> bool:
+    """Whether both ends are the same socket, as inetd, socat and ssh start a server."""
+    one, other = os.fstat(source), os.fstat(sink)
+    return stat.S_ISSOCK(one.st_mode) and os.path.samestat(one, other)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -285,6 +286,29 @@ def test_replies_in_flight_are_given_after_stdin_ended(
         subprocess.run(argv, stdin=source, stdout=sink, env=environment, timeout=30, check=True)
     for out in (piped, answers.read_bytes()):
         assert sorted(json.loads(line)["id"] for line in out.splitlines()) == [1, 2, 3, 4]
+
+
+def test_one_socket_may_be_both_stdin_and_stdout(environment: dict[str, str]) -> None:
+    """As inetd and socat start a server: what came in was taken for the end of what goes out."""
+    ours, theirs = socket.socketpair()
+    with ours, ours.makefile("rwb") as lines:
+        argv = [sys.executable, "-m", "host_client", "serve"]
+        with theirs:
+            child = subprocess.Popen(argv, stdin=theirs, stdout=theirs, env=environment)
+        ours.settimeout(BOUND)
+        for n in (1, 2, 3):
+            lines.write(json.dumps(_hello(n)).encode() + b"\n")
+            lines.flush()
+            assert json.loads(lines.readline())["id"] == n
+        ours.shutdown(socket.SHUT_WR)
+        assert lines.readline() == b""
+        assert child.wait(BOUND) == 0
+
+
+def _hello(number: int) -> dict[str, Any]:
+    who = {"name": "t", "version": "1"}
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": who}
+    return {"jsonrpc": "2.0", "id": number, "method": "initialize", "params": params}
 
 
 def test_stdin_that_is_nothing_ends_the_server_at_once(environment: dict[str, str]) -> None:
