@@ -294,7 +294,9 @@ def test_one_socket_may_be_both_stdin_and_stdout(environment: dict[str, str]) ->
     with ours, ours.makefile("rwb") as lines:
         argv = [sys.executable, "-m", "host_client", "serve"]
         with theirs:
-            child = subprocess.Popen(argv, stdin=theirs, stdout=theirs, env=environment)
+            child = subprocess.Popen(
+                argv, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment
+            )
         ours.settimeout(BOUND)
         for n in (1, 2, 3):
             lines.write(json.dumps(_hello(n)).encode() + b"\n")
