@@ -26,6 +26,8 @@ LOG_DIR: Final = "/var/log/podpipe"
 PODINFO_DIR: Final = "/run/podinfo"
 """A downwardAPI volume: the files of PODINFO_FILES, kept current by the kubelet."""
 TMP_DIR: Final = "/tmp"  # noqa: S108 - the path inside the pod, an emptyDir of its own
+TMP_LIMIT: Final = "2Gi"
+"""A pod that has more in /tmp is evicted by the kubelet, a while later."""
 SOCKET: Final = f"{RUN_DIR}/daemon.sock"
 
 PODINFO_UID: Final = "uid"

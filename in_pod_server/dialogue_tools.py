@@ -18,7 +18,7 @@ from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
 from in_pod_server.search import matches
-from in_pod_server.telling import state_line
+from in_pod_server.telling import end_line, state_line
 from in_pod_server.text import Decoded, decode_within
 
 LOG_POLL_SECONDS: Final = 0.1
@@ -114,7 +114,8 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
             more = f"{found if match_end is not None else 'the pattern is not there'}; {more}"
         return result(
             decoded.text,
-            f"[{stream} bytes {piece.start} to {after}; {lost}{state_line(process)}; {more}]",
+            f"[{stream} bytes {piece.start} to {after}; {lost}{state_line(process)}; {more}]"
+            + end_line(process),
             data=decoded.text,
             encoding=form,
             cursor=after,
@@ -123,6 +124,7 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
             exit_code=process.exit_code,
             signal=process.signal,
             dropped_bytes=piece.dropped,
+            sandbox_ended=process.sandbox_ended,
             **({"matched": match_end is not None, "match_end": match_end} if pattern else {}),
         )
 

@@ -104,6 +104,8 @@ class Process:
     left_running: int = 0
     ended_left: int = 0
     """Processes that it left running and that were ended because they were too many."""
+    sandbox_ended: bool = False
+    """Whether it was ended because the whole sandbox was."""
     killed_by_others: bool = False
     """Whether it got KILL, and not from us."""
     oom_kills: int | None = 0

@@ -255,6 +255,7 @@ class ProcessTable:
             async with anyio.create_task_group() as tasks:
                 for process in self:
                     if not process.done.is_set() or process.left_running:
+                        process.sandbox_ended = True
                         tasks.start_soon(self.stop, process, SIGTERM, grace)
 
     # --- one command's life ----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from mcp.types import CallToolResult
 
+from in_pod_server import contract
 from in_pod_server.excerpts import excerpts
 from in_pod_server.process import Process
 from in_pod_server.results import result
@@ -39,12 +40,23 @@ def command_result(process: Process) -> CallToolResult:
         duration_seconds=round(process.seconds, 3),
         left_running=process.left_running,
         out_of_memory=bool(process.oom_kills),
+        sandbox_ended=process.sandbox_ended,
     )
 
 
 def standing(process: Process) -> str:
     """Return how a command stands: the exit code first, then what else is to be known."""
-    return state_line(process) + _memory_line(process) + _left_line(process)
+    return state_line(process) + _memory_line(process) + _left_line(process) + end_line(process)
+
+
+def end_line(process: Process) -> str:
+    """Return what to say of a command that was ended because the whole sandbox was; else nothing."""
+    if not process.sandbox_ended:
+        return ""
+    return (
+        "\n[the sandbox itself was ended meanwhile: suspended or destroyed, its time was over, or it "
+        f"used more disk than it may ({contract.TMP_LIMIT} in /tmp); the home is kept, /tmp and processes are not]"
+    )
 
 
 def state_line(process: Process) -> str:

@@ -73,15 +73,20 @@ class Cluster:
             if item["metadata"]["name"] != "kube-root-ca.crt"
         )
 
-    def podpipe(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def podpipe(
+        self, *argv: str, stdin: bytes = b"", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
             [sys.executable, "-m", "host_client", *argv],
             env=os.environ | self.environment | {"PYTHONPATH": str(ROOT)} | environment,
+            input=stdin,
             capture_output=True,
-            text=True,
             timeout=180,
             cwd="/",
             check=False,
+        )
+        return subprocess.CompletedProcess(
+            argv, ran.returncode, ran.stdout.decode(), ran.stderr.decode()
         )
 
 

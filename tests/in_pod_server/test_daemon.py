@@ -344,8 +344,10 @@ def test_sigterm_ends_commands_answers_their_callers_and_exits_0(own_daemon: Dae
         until_started(own_daemon, "up")
         begun = time.monotonic()
         own_daemon.process.send_signal(signal.SIGTERM)
-        reply = wire.receive()["result"]["structuredContent"]
-        assert reply["state"] == "killed"
+        result = wire.receive()["result"]
+        assert "the sandbox itself was ended" in result["content"][0]["text"]
+        reply = result["structuredContent"]
+        assert (reply["state"], reply["sandbox_ended"]) == ("killed", True)
         assert wire.at_end()
         assert own_daemon.process.wait(PATIENCE) == 0
         assert time.monotonic() - begun < 3
