@@ -73,8 +73,11 @@ class Cluster:
             if item["metadata"]["name"] != "kube-root-ca.crt"
         )
 
-    def podpipe(
-        self, *argv: str, stdin: bytes = b"", **environment: str
+    def podpipe(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.podpipe_fed(b"", *argv, **environment)
+
+    def podpipe_fed(
+        self, stdin: bytes, /, *argv: str, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         ran = subprocess.run(
             [sys.executable, "-m", "host_client", *argv],

@@ -165,17 +165,14 @@ async def test_two_gigabytes_of_output_take_little_memory_and_others_are_answere
 
         async def flood() -> None:
             facts = await run(host, f"head -c {size} /dev/zero", timeout_seconds=100)
+            total = facts["stdout_bytes"]
             while facts["state"] == "running":
                 facts |= await tool(
                     host, "read_output", process_id=facts["process_id"], until_end=True,
-                    wait_seconds=30, cursor=size - 16,
+                    wait_seconds=30, cursor=2 * size,
                 )  # fmt: skip
-            assert facts["exit_code"] == 0
-            (row,) = [
-                row for row in (await tool(host, "list_processes"))["processes"]
-                if row["process_id"] == facts["process_id"]
-            ]  # fmt: skip
-            assert row["stdout_bytes"] == size
+                total = facts["cursor"]
+            assert (facts["exit_code"], total) == (0, size)
             ended.set()
 
         async with anyio.create_task_group() as tasks:
@@ -251,7 +248,12 @@ async def test_a_tmp_filled_beyond_its_limit_is_told_and_the_next_call_works(
         told = answer["content"][-1]["text"]
         assert "killed by SIGTERM" in told
         assert "the sandbox itself was ended" in told
-        facts = await run(host, "cat f; ls /tmp")
+        try:
+            facts = await run(host, "cat f; ls /tmp")
+        except SessionLost as lost:
+            # Sent into the pod that was on its way out.
+            assert "may have run" in str(lost)  # noqa: PT017 - one of two right ends
+            facts = await run(host, "cat f; ls /tmp")
         second = await host.sessions.open("work")
     assert facts["stdout"] == "kept\n"
     assert second.pod.uid != first.pod.uid
@@ -347,5 +349,5 @@ async def test_a_large_stdin_and_a_large_file_pass_in_one_call(cluster: Cluster,
 
 def test_the_command_line_gives_large_binary_input(cluster: Cluster, user: str) -> None:
     assert cluster.podpipe("create", "--name", "work").returncode == 0
-    ran = cluster.podpipe("run", "-i", "work", "--", "wc -c", stdin=bytes(31_457_280))
+    ran = cluster.podpipe_fed(bytes(31_457_280), "run", "-i", "work", "--", "wc -c")
     assert (ran.stdout, ran.returncode) == ("31457280\n", 0), ran.stderr

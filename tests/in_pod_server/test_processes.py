@@ -60,6 +60,7 @@ async def test_a_result_is_whole_in_the_text_and_in_the_data(sandbox: Sandbox) -
         "stderr_truncated": False,
         "left_running": 0,
         "out_of_memory": False,
+        "sandbox_ended": False,
     }
 
 
