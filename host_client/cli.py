@@ -20,6 +20,7 @@ import anyio
 
 from host_client import __version__
 from host_client.commands import files, lifecycle, look, pipes
+from host_client.commands import install as installs
 from host_client.commands import run as runs
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, root_cause
@@ -121,6 +122,10 @@ def _fail(code: str, message: str, exit_code: int, as_json: bool, before: str = 
     else:
         print(f"{before}{message}", file=sys.stderr)
     return exit_code
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _default(setting: str) -> str:
@@ -262,4 +267,74 @@ def _parser() -> argparse.ArgumentParser:
         "settings",
         sandbox=False,
     )
+    _add_install(commands)
     return parser
+
+
+def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
+    """`install` has a command for each client."""
+    text = "Let an MCP client on this machine use podpipe."
+    install = commands.add_parser(
+        "install",
+        help=text,
+        description=text,
+        epilog="example:\n  podpipe install claude-desktop",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = install.add_subparsers(dest="client", required=True, metavar="CLIENT")
+    for name, text, example in (
+        ("claude-desktop", "Add podpipe to Claude Desktop's configuration.", ""),
+        ("claude-code", "Add podpipe to Claude Code, for all your projects.", " --scope project"),
+        ("codex", "Add podpipe to Codex' configuration.", " --sandbox work"),
+        ("skill", "Write an agent skill for podpipe into a skills folder.", " ~/.claude/skills"),
+    ):
+        kind = kinds.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  podpipe install {name}{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        kind.add_argument("--json", action="store_true", help="print one JSON document")
+        kind.add_argument(
+            "--name",
+            dest="server",
+            default="podpipe",
+            help="what the client calls it; default: podpipe",
+        )
+        kind.add_argument(
+            "--sandbox",
+            dest="bound",
+            default="",
+            metavar="NAME",
+            help="bind it to this lasting sandbox; default: none",
+        )
+        what = kind.add_mutually_exclusive_group()
+        what.add_argument("--dry-run", action="store_true", help="only say what would change")
+        if name == "skill":
+            kind.add_argument(
+                "folder", type=_path, metavar="DIR", help="the skills folder; DIR/NAME is written"
+            )
+            kind.set_defaults(command=installs.install_skill)
+            continue
+        what.add_argument(
+            "--print",
+            dest="only_print",
+            action="store_true",
+            help="only print the entry, to be pasted",
+        )
+        what.add_argument("--uninstall", action="store_true", help="take the entry out again")
+        kind.add_argument(
+            "--config",
+            default="",
+            metavar="PATH",
+            help="the file; default: where the client has it",
+        )
+        if name == "claude-code":
+            kind.add_argument(
+                "--scope",
+                choices=("user", "project"),
+                default="user",
+                help="all your projects, or .mcp.json in this folder; default: user",
+            )
+        kind.set_defaults(command=installs.install)
