@@ -114,7 +114,8 @@ def _add_content_tools(server: MCPServer[Any], home: Home, *, max_file_bytes: in
             if offset:
                 raise ArgumentError("offset and tail_lines exclude each other: give one of them")
             return _tail(home, path, tail_lines, asked, encoding)
-        data, size = home.read(path, offset, asked)
+        # More never fits the reply, and would be looked through for nothing.
+        data, size = home.read(path, offset, min(asked, REPLY_BYTES))
         if encoding == "base64":
             data = data[: REPLY_BYTES // 4 * 3]
             content, used, exact = base64.b64encode(data).decode(), len(data), True

@@ -20,7 +20,7 @@ from host_client.errors import (
     PodpipeError,
     PrerequisiteError,
 )
-from tests.bench import report, row_create, row_run, row_session, row_transfer
+from tests.bench import report, row_create, row_files, row_run, row_session, row_transfer
 from tests.bench.harness import Result, Row, measure
 from tests.bench.lab import Lab
 from tests.soak import __main__ as soak
@@ -29,6 +29,7 @@ ROWS: tuple[Row[Lab], ...] = (
     *row_run.ROWS,
     *row_session.ROWS,
     *row_create.ROWS,
+    *row_files.ROWS,
     *row_transfer.ROWS,
 )
 EXIT_INTERRUPTED = 130

@@ -17,6 +17,7 @@ from tests.bench.harness import Row, Sides, timed
 from tests.bench.lab import Lab, checked
 
 AT_ONCE = 64
+PARALLEL = 32
 BURST = 5
 """Calls in a row by either side in its turn: a warm call is one that follows another."""
 PODPIPE = Path(sys.executable).with_name("podpipe")
@@ -82,6 +83,20 @@ def _against_exec(
     return sides
 
 
+@asynccontextmanager
+async def _both_at_once(lab: Lab) -> AsyncIterator[Sides]:
+    pod = (await lab.sandbox()).pod.name
+    async with _served(lab) as call:
+
+        async def volley(one: Call) -> None:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(PARALLEL):
+                    tasks.start_soon(one)
+
+        execs = partial(volley, partial(lab.exec_true, pod))
+        yield Sides(timed(partial(volley, call)), timed(execs))
+
+
 ROWS: tuple[Row[Lab], ...] = (
     Row(
         name="run",
@@ -98,6 +113,14 @@ ROWS: tuple[Row[Lab], ...] = (
         baseline="one kubectl exec POD -- true",
         sides=_against_exec(_served, AT_ONCE),
         runs=10,
+    ),
+    Row(
+        name="run-32",
+        ours=f"{PARALLEL} run_command('true') at once in one sandbox, all of them",
+        baseline=f"{PARALLEL} kubectl exec POD -- true at once",
+        sides=_both_at_once,
+        runs=5,
+        target=1 / 10,
     ),
     Row(
         name="run-session",
