@@ -25,10 +25,11 @@ from pydantic import Field
 
 from host_client import __version__, logs, stdio
 from host_client.config import Settings
-from host_client.errors import PodpipeError, SandboxNotFound, StillStarting, root_cause
+from host_client.errors import PodpipeError, SandboxNotFound, StillStarting
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
+from host_client.refusals import PlainServer, refusals
 from host_client.session import WAIT
 from host_client.sessions import ANSWER_SECONDS
 from host_client.transfer import Meter, Outcome, allowed
@@ -133,21 +134,6 @@ def _sandbox_text(facts: Mapping[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def _refusals() -> AsyncIterator[None]:
-    """Turn what podpipe refuses or fails with into text that the model reads."""
-    try:
-        yield
-    except Exception as caught:
-        error = root_cause(caught)
-        if isinstance(error, PodpipeError):
-            raise ToolError(str(error)) from error
-        log.exception("unexpected")
-        raise ToolError(
-            f"internal error of podpipe ({type(error).__name__}: {error}); its log has more"
-        ) from error
-
-
-@asynccontextmanager
 async def _progress(context: Context[Any, Any]) -> AsyncIterator[Progress]:
     """A progress function whose latest word the client is told once a second."""
     latest: list[str] = []
@@ -174,8 +160,8 @@ def _missed(error: BaseException | None) -> bool:
     return error is not None
 
 
-class _Server(MCPServer[Any]):
-    """An MCP server that may have a sandbox of its own, and logs a line for each call.
+class _Server(PlainServer):
+    """The server, which may have a sandbox of its own, and logs a line for each call.
 
     Args:
         bound: the sandbox of a call that names none; empty for none.
@@ -204,7 +190,7 @@ class _Server(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool, as the SDK does."""
+        """Call a tool."""
         tool = self._tool_manager.get_tool(name)
         takes_sandbox = tool is not None and "sandbox_id" in tool.parameters["properties"]
         if self._bound and takes_sandbox and arguments.get("sandbox_id") in (None, ""):
@@ -235,7 +221,7 @@ def build_server(host: Host) -> MCPServer[Any]:
     async def forward(
         context: Context[Any, Any], ref: str, tool: _PodTool, arguments: dict[str, Any]
     ) -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             began = anyio.current_time()
             await host.open(ref)
             # A sandbox that had to be started has used up some of the client's patience.
@@ -308,7 +294,7 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
             Field(description="A name to find it by again; empty for none", max_length=MAX_NAME),
         ] = "",
     ) -> CallToolResult:
-        async with _refusals(), _progress(context) as progress:
+        async with refusals(), _progress(context) as progress:
             status = await host.launcher.create(
                 name=name,
                 ttl_minutes=ttl_minutes,
@@ -327,7 +313,7 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
             return _answer(text, facts)
 
     async def list_sandboxes() -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             found = [status.to_json() for status in await host.launcher.list_all()]
             warnings = host.launcher.warnings
         text = "\n\n".join(map(_sandbox_text, found)) or "no sandboxes; create_sandbox makes one"
@@ -335,19 +321,19 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
         return _answer(text, {"sandboxes": found, "warnings": warnings})
 
     async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             facts = (await host.launcher.status(sandbox_id)).to_json()
         return _answer("\n".join(f"{key}: {value}" for key, value in facts.items()), facts)
 
     async def suspend_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
-        async with _refusals(), _progress(context) as progress:
+        async with refusals(), _progress(context) as progress:
             status = await host.launcher.suspend(sandbox_id, progress=progress)
             await host.sessions.forget(status.sandbox.id)
         facts = status.to_json()
         return _answer(f"{_sandbox_text(facts)}\nIts files are kept; any call resumes it.", facts)
 
     async def resume_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
-        async with _refusals(), _progress(context) as progress:
+        async with refusals(), _progress(context) as progress:
             session = await host.open(sandbox_id, progress=progress)
             facts = Status(session.sandbox, "running", session.pod, "").to_json()
         return _answer(_sandbox_text(facts), facts)
@@ -363,12 +349,12 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
             ),
         ],
     ) -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             facts = (await host.launcher.extend(sandbox_id, ttl_minutes)).to_json()
         return _answer(_sandbox_text(facts), facts)
 
     async def destroy_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
-        async with _refusals(), _progress(context) as progress:
+        async with refusals(), _progress(context) as progress:
             sandbox = await host.launcher.destroy(sandbox_id, progress=progress)
             await host.sessions.forget(sandbox.id)
         facts = {"sandbox_id": sandbox.id, "destroyed": True, "home": "kept"}
@@ -454,7 +440,7 @@ def _transfer_tools(host: Host) -> list[Tool]:
         there: str,
         begin: Callable[[Meter], Coroutine[Any, Any, Outcome]],
     ) -> CallToolResult:
-        async with _refusals(), _progress(context) as progress:
+        async with refusals(), _progress(context) as progress:
             began = anyio.current_time()
             await host.open(ref, progress=progress)
             progress("copying")
@@ -477,7 +463,7 @@ def _transfer_tools(host: Host) -> list[Tool]:
         host_path: host_path_type,
         path: pod_path_type = ".",
     ) -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             real = allowed(host_path, folders)
         return await transfer(
             context, "up", sandbox_id, host_path, path,
@@ -490,7 +476,7 @@ def _transfer_tools(host: Host) -> list[Tool]:
         path: pod_path_type,
         host_path: host_path_type,
     ) -> CallToolResult:
-        async with _refusals():
+        async with refusals():
             # `get` asks by its end whether it is a folder to copy into; realpath takes that off.
             real = allowed(host_path, folders) + ("/" if host_path.endswith("/") else "")
         return await transfer(

@@ -165,7 +165,22 @@ def test_a_whole_life_through_raw_lines(serve: Serve, stub: StubCluster) -> None
         ("create_sandbox", {"cpu_limit": "lots"}, "cpu_limit"),
         ("create_sandbox", {"ttl_minutes": 10**9}, "ttl_minutes"),
         ("extend_sandbox", {"sandbox_id": "x"}, "ttl_minutes"),
-        ("nonesuch", {}, "nonesuch"),
+        (
+            "create_sandbox",
+            {"ttl_minutes": "soon"},
+            "cannot be called so: ttl_minutes: input should",
+        ),
+        (
+            "create_sandbox",
+            {"nmae": "work"},
+            "no argument 'nmae'; it takes: ttl_minutes, cpu_limit",
+        ),
+        (
+            "get_sandbox_status",
+            {},
+            "get_sandbox_status cannot be called so: sandbox_id: field required",
+        ),
+        ("nonesuch", {}, "there is no tool 'nonesuch'; there are: create_sandbox"),
     ],
 )
 def test_a_refusal_is_text_that_says_what_to_do(
@@ -174,7 +189,10 @@ def test_a_refusal_is_text_that_says_what_to_do(
     serve.initialize()
     answer = serve.call(tool, **arguments)
     assert answer["isError"]
-    assert text in answer["content"][0]["text"]
+    said = answer["content"][0]["text"]
+    assert text in said
+    assert "Error executing tool" not in said
+    assert "pydantic" not in said
 
 
 def test_without_kubeconfig_it_serves_and_a_call_says_what_is_missing(
