@@ -20,6 +20,7 @@ from host_client.errors import UsageError
 from host_client.identity import default_user, user_key
 from in_pod_server.contract import MAX_FILE_BYTES
 
+IDLE_SECONDS = 600
 DEFAULT_RUNTIME_CLASS = "gvisor"
 DEFAULT_STORAGE_CLASS = "standard"
 """What is tried first where the setting is unset."""
@@ -50,6 +51,11 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "PODPIPE_CONTEXT": ("", "kubeconfig context; empty means the current one, pinned at start"),
     "PODPIPE_KUBECTL": ("", "path of kubectl; empty means the first found"),
     "PODPIPE_USER": ("OS user @ machine", "whose sandboxes and home; never a tool's argument"),
+    "PODPIPE_RESUME": ("auto", "auto: a call resumes a suspended sandbox; manual: it is refused"),
+    "PODPIPE_IDLE_SECONDS": (
+        str(IDLE_SECONDS),
+        "an unused pipe closes after this; the next call opens another in a fifth of a second",
+    ),
     "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
     "PODPIPE_TOOLSET": ("default", "tools that serve offers, comma-separated: default, blobs"),
     "PODPIPE_ALLOWED_DIRS": (
@@ -150,6 +156,9 @@ class Settings:
     toolsets: tuple[str, ...] = ("default",)
     allowed_dirs: tuple[str, ...] = ()
     """Absolute folders of this machine that the transfer tools may touch."""
+    resumes: bool = True
+    """Whether a call on a suspended sandbox resumes it."""
+    idle_seconds: int = IDLE_SECONDS
     log_level: str = "WARNING"
     log_file: Path | None = None
     """Where `serve` logs to; None: nowhere but stderr."""
@@ -227,6 +236,11 @@ class Settings:
             kubectl=text("PODPIPE_KUBECTL", ""),
             user=env.get("PODPIPE_USER", "") or default_user(),
             session=env.get("PODPIPE_SESSION", ""),
+            resumes=_choice(env.get("PODPIPE_RESUME", ""), "PODPIPE_RESUME", ("auto", "manual"))
+            == "auto",
+            idle_seconds=_integer(
+                env.get("PODPIPE_IDLE_SECONDS", ""), "PODPIPE_IDLE_SECONDS", IDLE_SECONDS, 1, 86400
+            ),
             toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
             allowed_dirs=_folders(env.get("PODPIPE_ALLOWED_DIRS", ""), "PODPIPE_ALLOWED_DIRS"),
             log_level=_log_level(
@@ -307,6 +321,14 @@ def _integer(text: str, name: str, default: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise UsageError(f"{name}={text!r} has to be a whole number from {low} to {high}")
     return value
+
+
+def _choice(text: str, name: str, known: tuple[str, ...]) -> str:
+    """One of the known words; the first is the default."""
+    chosen = text.strip() or known[0]
+    if chosen not in known:
+        raise UsageError(f"{name}={text!r} has to be {' or '.join(known)}")
+    return chosen
 
 
 def _label(text: str, name: str) -> str:

@@ -11,13 +11,16 @@
     │   └── Conflict              somebody else changed the object first
     ├── SandboxNotFound           no such sandbox of this user (3)
     ├── SandboxExpired            its time is over; the home is kept
+    ├── SandboxSuspended          it is suspended, and a setting forbids calls to resume it
+    ├── VersionMismatch           the sandbox's image and this podpipe do not fit together
     ├── NameTaken                 an object with that name is not ours to touch
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
     ├── TransferFailed            not every file arrived as it was
     └── SessionLost               the pipe broke; what was sent on it may have run
         ├── PodReplaced           a call was under way in a pod that is gone
-        └── ContainerRestarted    a call was under way when its container ended
+        ├── ContainerRestarted    a call was under way when its container ended
+        └── SandboxEnded          a call was under way when its sandbox was destroyed or expired
 
 Each message is for a person or a model to act on; fields are for code.
 """
@@ -25,6 +28,7 @@ Each message is for a person or a model to act on; fields are for code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -110,6 +114,14 @@ class SandboxExpired(PodpipeError):
     """The sandbox's time is over. Its home survives; nothing revives the sandbox."""
 
 
+class SandboxSuspended(PodpipeError):
+    """The sandbox is suspended and is to be resumed by request only. Nothing was sent."""
+
+
+class VersionMismatch(PodpipeError):
+    """Host and image speak different contracts. Nothing was sent; files survive."""
+
+
 class NameTaken(PodpipeError):
     """The wanted name belongs to another object, which was left untouched."""
 
@@ -181,6 +193,19 @@ class ContainerRestarted(SessionLost):
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, sent=True)
+        self.reason = reason
+
+
+class SandboxEnded(SessionLost):
+    """The sandbox of a call is no more. The home survives; processes and the sandbox do not.
+
+    Args:
+        message: the whole sentence.
+        reason: "destroyed" or "expired".
+    """
+
+    def __init__(self, message: str, *, reason: Literal["destroyed", "expired"]) -> None:
         super().__init__(message, sent=True)
         self.reason = reason
 

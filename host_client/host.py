@@ -75,7 +75,9 @@ class Host:
     @property
     def pipes(self) -> Pipes:
         """The live pipes into them. Raises as `kubectl`."""
-        self._pipes = self._pipes or Pipes(self.kubectl, self._tasks)
+        self._pipes = self._pipes or Pipes(
+            self.kubectl, self._tasks, idle_seconds=self.settings.idle_seconds
+        )
         return self._pipes
 
     @property
@@ -89,22 +91,27 @@ class Host:
     @property
     def sessions(self) -> Sessions:
         """Calls on them. Raises as `kubectl`."""
-        self._sessions = self._sessions or Sessions(self.launcher, self.pipes)
+        self._sessions = self._sessions or Sessions(
+            self.launcher, self.pipes, resumes=self.settings.resumes
+        )
         return self._sessions
 
-    async def open(self, ref: str, *, progress: Progress = silent) -> SandboxSession:
+    async def open(
+        self, ref: str, *, progress: Progress = silent, resume: bool = True
+    ) -> SandboxSession:
         """The session of a sandbox, started or resumed if need be; the bound one is also made.
 
         Args:
             ref: id or name.
             progress: told what is being waited for.
+            resume: whether a suspended one is.
 
         Raises:
             PodpipeError: as `Sessions.open`, and for the bound one as `Launcher.ensure`.
         """
         began = anyio.current_time()
         try:
-            return await self.sessions.open(ref, progress=progress)
+            return await self.sessions.open(ref, progress=progress, resume=resume)
         except (SandboxNotFound, SandboxExpired):
             if ref != self.bound or is_random_id(ref):
                 raise

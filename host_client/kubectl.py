@@ -42,10 +42,13 @@ from in_pod_server.contract import CONTAINER, FIELD_MANAGER
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_SECONDS = 15.0
+CALL_TIMEOUT_SECONDS = 10.0
 """One short call, discovery and a slow credential plugin included; the user waits for it."""
 REQUEST_TIMEOUT_SECONDS = 8
 """kubectl's own bound for one HTTP request within a call."""
+
+SAID_CHARS = 500
+"""How much of a plugin's words a message repeats."""
 
 UNCHECKED = "--validate=ignore"
 """Spares kubectl the download of every schema (35 ms a call); a test has the server check ours."""
@@ -280,14 +283,16 @@ class Kubectl:
             finally:
                 timer.cancel()
         except sh.ErrorReturnCode as error:
+            stderr = error.stderr.decode("utf-8", "replace")
             if expired.is_set():
+                said = f"; it said: {stderr.strip()[-SAID_CHARS:]}" if stderr.strip() else ""
                 raise ApiUnreachable(
-                    f"no answer from kubectl within {timeout:g} s ({self._where()}); check the "
+                    f"no answer from kubectl within {timeout:g} s ({self._where()}){said}; check the "
                     "network, and the credential plugin of the kubeconfig",
                     argv=argv,
+                    stderr=stderr[-STDERR_TAIL:],
                 ) from None
-            stderr = error.stderr.decode("utf-8", "replace")
-            raise self._classified(argv, error.exit_code, stderr) from None
+            raise self.classified(argv, error.exit_code, stderr) from None
         except (OSError, sh.CommandNotFound) as error:
             raise PrerequisiteError(f"kubectl cannot be started ({argv[0]}): {error}") from error
         stdout: bytes = running.stdout
@@ -296,8 +301,14 @@ class Kubectl:
     def _where(self) -> str:
         return f"API server {self.target.server}, context {self.target.context!r}"
 
-    def _classified(self, argv: list[str], returncode: int, stderr: str) -> KubectlError:
-        """The error that kubectl's stderr tells of, with what to do about it."""
+    def classified(self, argv: Sequence[str], returncode: int | None, stderr: str) -> KubectlError:
+        """The error that kubectl's stderr tells of, with what to do about it.
+
+        Args:
+            argv: the call that failed.
+            returncode: what it ended with; None where that is not known.
+            stderr: all that it printed.
+        """
         # klog lines (E1129 ...) repeat what the last plain line says better.
         lines = [s for s in stderr.strip().split("\n") if s and not re.match(r"[EIWF]\d{4} ", s)]
         text = ("\n".join(lines) or stderr.strip())[-STDERR_TAIL:]
@@ -312,8 +323,10 @@ class Kubectl:
             kind = Forbidden
         elif _UNREACHABLE.search(text):
             kind = ApiUnreachable
+            # What a credential plugin says itself, such as how to log in, comes before the last line.
+            said = text[-SAID_CHARS:] if "getting credentials" in text else text.splitlines()[-1]
             message = (
-                f"{self._where()} does not answer: {text.splitlines()[-1]}; check that the cluster "
+                f"{self._where()} does not answer: {said}; check that the cluster "
                 "is up and that the kubeconfig is current"
             )
         return kind(message, argv=argv, returncode=returncode, stderr=stderr[-STDERR_TAIL:])
@@ -414,6 +427,6 @@ _UNREACHABLE = re.compile(
     r"was refused - did you specify the right host|connection refused|Unable to connect to the server|"
     r"i/o timeout|no such host|deadline exceeded|TLS handshake timeout|connection reset by peer|"
     r"no route to host|network is unreachable|Client\.Timeout|\bEOF$|certificate|"
-    r"ServiceUnavailable|getting credentials",
+    r"ServiceUnavailable|TooManyRequests|\(Timeout\)|\(ServerTimeout\)|getting credentials",
     re.MULTILINE,
 )

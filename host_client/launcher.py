@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from host_client.backoff import pauses
 from host_client.config import Settings
 from host_client.errors import (
     Conflict,
@@ -24,6 +25,7 @@ from host_client.errors import (
     PodpipeError,
     SandboxExpired,
     SandboxNotFound,
+    SandboxSuspended,
     SessionLost,
     StillStarting,
     root_cause,
@@ -363,7 +365,12 @@ class Launcher:
         return Status(sandbox, shown, pod, detail)
 
     async def running(
-        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress = silent
+        self,
+        ref: str,
+        *,
+        wait: float = START_WAIT_SECONDS,
+        progress: Progress = silent,
+        resume: bool = True,
     ) -> tuple[Sandbox, PodView]:
         """A sandbox that answers, started or resumed if need be.
 
@@ -371,10 +378,12 @@ class Launcher:
             ref: id or name.
             wait: seconds to wait for it.
             progress: told what is being waited for.
+            resume: whether one that is suspended may be.
 
         Raises:
             SandboxNotFound: no such sandbox of this user.
             SandboxExpired: its time is over.
+            SandboxSuspended: it is, and `resume` is false.
             StillStarting: not within `wait`.
             LaunchFailed: its pod cannot start. The record stays, suspended.
         """
@@ -382,6 +391,12 @@ class Launcher:
         sandbox, pods = await self.find(ref)
         while True:
             self._refuse_expired(sandbox)
+            if sandbox.state == "Suspended" and not resume:
+                raise SandboxSuspended(
+                    f"sandbox {sandbox.id} is suspended: nothing was sent. Its files are kept, its "
+                    f"processes are not. Resume it first (resume_sandbox, `podpipe resume "
+                    f"{sandbox.id}`), or let calls do so with PODPIPE_RESUME=auto"
+                )
             pod = current_pod(sandbox, pods)
             # A volume that one node writes: the new pod must not start beside an old one, and one
             # that nobody asked to end (its host died, say) has to be asked.
@@ -487,8 +502,7 @@ class Launcher:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watch)
-                pause, longest = DIAL_SECONDS
-                while True:
+                for pause in pauses(*DIAL_SECONDS):
                     try:
                         await self._connect(sandbox, pod)
                         break
@@ -496,7 +510,6 @@ class Launcher:
                         unanswered = str(error)
                         log.debug("not yet: %s", error)
                     await anyio.sleep(pause)
-                    pause = min(pause * 1.5, longest)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise root_cause(group) from None

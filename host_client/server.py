@@ -223,7 +223,7 @@ def build_server(host: Host) -> MCPServer[Any]:
     ) -> CallToolResult:
         async with refusals():
             began = anyio.current_time()
-            await host.open(ref)
+            await host.open(ref, resume=settings.resumes)
             # A sandbox that had to be started has used up some of the client's patience.
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             asked = arguments.get(WAIT, tool.waits)
@@ -322,7 +322,7 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
 
     async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
         async with refusals():
-            facts = (await host.launcher.status(sandbox_id)).to_json()
+            facts = (await host.sessions.status(sandbox_id)).to_json()
         return _answer("\n".join(f"{key}: {value}" for key, value in facts.items()), facts)
 
     async def suspend_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
@@ -442,7 +442,7 @@ def _transfer_tools(host: Host) -> list[Tool]:
     ) -> CallToolResult:
         async with refusals(), _progress(context) as progress:
             began = anyio.current_time()
-            await host.open(ref, progress=progress)
+            await host.open(ref, progress=progress, resume=host.settings.resumes)
             progress("copying")
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             try:

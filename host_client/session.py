@@ -22,10 +22,13 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
 from host_client import __version__
+from host_client.config import IDLE_SECONDS
 from host_client.errors import (
     STDERR_TAIL,
+    Forbidden,
     PodpipeError,
     SessionLost,
+    VersionMismatch,
     root_cause,
 )
 from host_client.kubectl import Kubectl
@@ -39,6 +42,7 @@ from in_pod_server.contract import (
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    META_LEASE,
     META_PARTS,
 )
 
@@ -51,8 +55,8 @@ ANSWER_MARGIN_SECONDS = 5.0
 HEARTBEAT_SECONDS = 10.0
 """Load balancers and proxies cut what was silent for 20 s and more."""
 HEARTBEAT_ANSWER_SECONDS = 8.0
-IDLE_SECONDS = 600.0
-"""An unused pipe is closed after this; the next call opens another in a fifth of a second."""
+LEASE_SECONDS = 60.0
+"""The daemon closes a pipe that has brought it nothing for so long: three heartbeats and more."""
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
 
@@ -68,9 +72,13 @@ class SandboxSession:
     Args:
         sandbox: the record as it was when the pipe was opened.
         pod: the pod that it leads into.
+        idle_seconds: after which it closes itself, if no call has used it.
     """
 
-    def __init__(self, sandbox: Sandbox, pod: PodView) -> None:
+    def __init__(
+        self, sandbox: Sandbox, pod: PodView, *, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
+        self._idle_seconds = idle_seconds
         self.sandbox = sandbox
         self.pod = pod
         self.boot_id = ""
@@ -114,7 +122,7 @@ class SandboxSession:
             if isinstance(error, PodpipeError):
                 self._failure = error
             elif self._dispatcher is None:
-                self._failure = SessionLost(
+                self._failure = self._refusal(kubectl) or SessionLost(
                     f"no answer from sandbox {self.sandbox.id} (pod {self.pod.name}): "
                     f"{self._reason(error)}",
                     sent=False,
@@ -126,12 +134,26 @@ class SandboxSession:
             self._opened.set()
             self._released.set()
 
+    def _refusal(self, kubectl: Kubectl) -> Forbidden | None:
+        """The one failure of a kubectl without a hello that trying again does not mend."""
+        argv = kubectl.exec_argv(self.pod.name, DIAL_ARGV)
+        said = kubectl.classified(argv, None, self.stderr.decode("utf-8", "replace"))
+        if not isinstance(said, Forbidden):
+            return None
+        return Forbidden(
+            f"kubectl may not exec into pod {self.pod.name} ({said}); nothing was sent. Your role "
+            "needs the verbs get and create on pods/exec: `podpipe doctor` checks both",
+            argv=argv,
+            stderr=said.stderr,
+        )
+
     async def opened(self) -> None:
         """Wait for the hello; a cancelled wait gives the pipe up.
 
         Raises:
             SessionLost: there was none; `sent` is false.
-            PodpipeError: the pod speaks another contract version.
+            VersionMismatch: the pod speaks another contract version.
+            Forbidden: this user may not exec into it.
         """
         try:
             await self._opened.wait()
@@ -173,11 +195,11 @@ class SandboxSession:
     def _check(self, experimental: dict[str, dict[str, Any]]) -> None:
         hello = experimental.get(HELLO, {})
         if hello.get(HELLO_CONTRACT) != CONTRACT_VERSION:
-            raise PodpipeError(
+            raise VersionMismatch(
                 f"sandbox {self.sandbox.id} runs image {self.sandbox.spec.image!r}, which speaks "
                 f"contract {hello.get(HELLO_CONTRACT)!r}; this podpipe speaks {CONTRACT_VERSION}. "
-                "Build and load the matching image (scripts/image build, scripts/image load), then "
-                "create a new sandbox"
+                "Nothing was sent, and files in the home are kept. Build and load the matching image "
+                "(scripts/image build, scripts/image load), then create a new sandbox"
             )
         uid = hello.get(HELLO_POD_UID)
         if uid and uid != self.pod.uid:
@@ -314,17 +336,25 @@ class SandboxSession:
 
         Ends when the pipe turns out to be frozen, or has not been used for long.
         """
-        while True:
+        while await self.answers(HEARTBEAT_ANSWER_SECONDS):
             await anyio.sleep(HEARTBEAT_SECONDS)
             idle = anyio.current_time() - self._last_call
-            if not self._calls and idle > IDLE_SECONDS:
+            if not self._calls and idle > self._idle_seconds:
                 self._close.set()
                 return
-            try:
-                await self._ask("ping", None, {"timeout": HEARTBEAT_ANSWER_SECONDS})
-            except SessionLost as lost:
-                log.info("%s", lost)
-                return
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether the daemon answers within so many seconds; a pipe on which it does not is over.
+
+        Its daemon learns by it that this host is there, and closes a pipe whose host is not.
+        """
+        lease = {"_meta": {META_LEASE: LEASE_SECONDS}}
+        try:
+            await self._ask("ping", lease, {"timeout": seconds})
+        except SessionLost as lost:
+            log.info("%s", lost)
+            return False
+        return True
 
     async def list_tools(self) -> list[str]:
         """Names of the tools that the daemon offers."""
@@ -345,9 +375,17 @@ class Pipes:
     Args:
         kubectl: makes the pipes.
         tasks: where the owning tasks live; whoever has it calls `aclose` before leaving it.
+        idle_seconds: after which an unused one closes itself.
     """
 
-    def __init__(self, kubectl: Kubectl, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._idle_seconds = idle_seconds
         self._kubectl = kubectl
         self._tasks = tasks
         self._sessions: dict[str, SandboxSession] = {}
@@ -363,7 +401,8 @@ class Pipes:
 
         Raises:
             SessionLost: there was no hello; nothing has run.
-            PodpipeError: the pod speaks another contract version.
+            VersionMismatch: the pod speaks another contract version.
+            Forbidden: this user may not exec into it.
         """
         async with self._locks.setdefault(sandbox.id, anyio.Lock()):
             await self._connect(sandbox, pod)
@@ -373,7 +412,7 @@ class Pipes:
         if known and known.connected and known.pod.uid == pod.uid:
             known.sandbox = sandbox  # extended by another host, say
             return
-        session = SandboxSession(sandbox, pod)
+        session = SandboxSession(sandbox, pod, idle_seconds=self._idle_seconds)
 
         self._tasks.start_soon(session.own, self._kubectl)
         await session.opened()

@@ -10,20 +10,26 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import anyio
 
+from host_client.backoff import pauses
 from host_client.errors import (
     ApiUnreachable,
     ContainerRestarted,
     PodpipeError,
     PodReplaced,
+    SandboxEnded,
+    SandboxExpired,
+    SandboxNotFound,
     SessionLost,
     StillStarting,
     UsageError,
 )
-from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress
+from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, Status, silent
+from host_client.sandbox import PodView, Sandbox
 from host_client.session import ANSWER_MARGIN_SECONDS, OnProgress, Pipes, SandboxSession
 from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
@@ -38,9 +44,16 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS = CALL_LIMIT_SECONDS + ANSWER_MARGIN_SECONDS
 """One call with all that it takes: starting the sandbox, connecting, asking again. The daemon answers
 within CALL_LIMIT_SECONDS; what is longer is a frozen pipe, and clients give up at 60 s."""
-RETRY_SECONDS = 0.1
+RETRY_SECONDS = (0.05, 1.0)
+"""Pause before a call is asked for again: at first, and at most."""
 RECONNECT_SECONDS = 30.0
-"""How long a call whose pipe broke is asked for again."""
+"""How long another pipe is tried for, after one broke under a call."""
+UNREACHABLE_SECONDS = 15.0
+"""How long a call waits for an API server that has answered before: one that restarts, say."""
+PROBE_SECONDS = 3.0
+"""For finding out whether a sandbox answers; a person waits for its status."""
+REASON_SECONDS = 1.0
+"""For finding out why a container ended."""
 
 
 class Sessions:
@@ -49,11 +62,13 @@ class Sessions:
     Args:
         launcher: starts what a call needs, and connects it.
         pipes: where the connected ones are.
+        resumes: whether a call on a suspended sandbox resumes it.
     """
 
-    def __init__(self, launcher: Launcher, pipes: Pipes) -> None:
+    def __init__(self, launcher: Launcher, pipes: Pipes, *, resumes: bool = True) -> None:
         self._launcher = launcher
         self._pipes = pipes
+        self._resumes = resumes
         self._ids: dict[str, str] = {}
         self._locks: dict[str, anyio.Lock] = {}
 
@@ -62,7 +77,12 @@ class Sessions:
         return self._pipes.get(self._ids.get(ref, ref))
 
     async def open(
-        self, ref: str, *, wait: float = START_WAIT_SECONDS, progress: Progress | None = None
+        self,
+        ref: str,
+        *,
+        wait: float = START_WAIT_SECONDS,
+        progress: Progress | None = None,
+        resume: bool = True,
     ) -> SandboxSession:
         """The session of a sandbox, which is started or resumed if need be.
 
@@ -70,6 +90,7 @@ class Sessions:
             ref: id or name.
             wait: seconds for the pod and the hello together.
             progress: told what is being waited for.
+            resume: whether a suspended one is.
 
         Raises:
             PodpipeError: as `Launcher.running`.
@@ -80,13 +101,31 @@ class Sessions:
         async with self._locks.setdefault(ref, anyio.Lock()):
             if session := self.existing(ref):
                 return session
-            sandbox, pod = await self._launcher.running(
-                ref, wait=wait, **({"progress": progress} if progress else {})
-            )
+            sandbox, pod = await self._started(ref, wait, progress or silent, resume)
             self._ids[ref] = sandbox.id
             if session := self.existing(ref):
                 return session
         raise SessionLost(f"the pipe into pod {pod.name} broke as soon as it was open", sent=False)
+
+    async def _started(
+        self, ref: str, wait: float, progress: Progress, resume: bool
+    ) -> tuple[Sandbox, PodView]:
+        """The sandbox and its connected pod; what was reached before is given time to come back."""
+        began = anyio.current_time()
+        patience = min(wait, UNREACHABLE_SECONDS) if ref in self._ids else 0.0
+        for pause in pauses(*RETRY_SECONDS):
+            left = max(0.0, wait - (anyio.current_time() - began))
+            try:
+                return await self._launcher.running(
+                    ref, wait=left, progress=progress, resume=resume
+                )
+            except ApiUnreachable as error:
+                if anyio.current_time() - began >= patience:
+                    raise
+                log.info("%s", error)
+                progress("waiting for the API server")
+            await anyio.sleep(pause)
+        raise AssertionError("pauses never end")
 
     async def call(
         self,
@@ -117,29 +156,22 @@ class Sessions:
         its result to whoever asks. What only reads is simply read again.
 
         Raises:
-            SessionLost: the answer cannot be had any more: the call may have run.
+            PodReplaced, ContainerRestarted, SandboxEnded: what it ran in is gone; it may have run.
+            SessionLost: its answer cannot be had; `sent` says whether it may have run.
             PodpipeError: as `open`; nothing was sent then.
         """
         _refuse_unsendable(tool, arguments)
         call_id = secrets.token_hex(16)
         first: SandboxSession | None = None
-        give_up = anyio.current_time() + within
-        pause = 0.0
-        while True:
-            await anyio.sleep(pause)
-            pause = RETRY_SECONDS
+        patience = give_up = anyio.current_time() + within
+        for pause in pauses(*RETRY_SECONDS):
             try:
                 left = max(1.0, give_up - anyio.current_time())
-                session = await self.open(ref, wait=min(left, START_WAIT_SECONDS))
+                session = await self.open(
+                    ref, wait=min(left, START_WAIT_SECONDS), resume=self._resumes
+                )
                 if first and first.pod.uid != session.pod.uid and not reads_only:
-                    raise PodReplaced(
-                        f"pod {first.pod.name} ({first.pod.uid}) was deleted or ended while {tool} "
-                        f"ran in it, and {session.pod.name} ({session.pod.uid}) took its place: "
-                        "the call may have run in part. Files in the home survive; processes and "
-                        "scratch files do not. Check before you call it again",
-                        old_uid=first.pod.uid,
-                        new_uid=session.pod.uid,
-                    )
+                    raise _replaced(tool, first.pod, session.pod)
                 boot_id = first.boot_id if first else session.boot_id
                 name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
                 result = await session.request(
@@ -154,28 +186,35 @@ class Sessions:
                 raise
             except SessionLost as lost:
                 log.info("%s: %s", tool, lost)
-                if lost.sent and first is None:
-                    first = session
-                    give_up = min(give_up, anyio.current_time() + RECONNECT_SECONDS)
-                if anyio.current_time() > give_up:
+                if lost.sent:
+                    first = first or session
+                    # Anew after each pipe: a call that was joined has all the time it was given.
+                    patience = min(give_up, anyio.current_time() + RECONNECT_SECONDS)
+                if anyio.current_time() > patience:
                     raise (_unknown(tool, str(lost)) if first else lost) from lost
+            except UsageError:
+                raise
             except PodpipeError as error:
-                if first is None or isinstance(error, UsageError):
+                if first is None:
                     raise
+                if isinstance(error, SandboxNotFound | SandboxExpired):
+                    raise _ended(tool, ref, error) from error
                 passing = isinstance(error, ApiUnreachable | StillStarting)
-                if not passing or anyio.current_time() > give_up:
+                if not passing or anyio.current_time() > patience:
                     raise _unknown(tool, str(error)) from error
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
                     raise await self._restarted(session, tool, result)
                 return result
+            await anyio.sleep(pause)
+        raise AssertionError("pauses never end")
 
     async def _restarted(
         self, session: SandboxSession, tool: str, result: dict[str, Any]
     ) -> ContainerRestarted:
         """What to say of a call that an earlier start of the daemon had begun."""
         reason = ""
-        with anyio.move_on_after(RETRY_SECONDS * 10):
+        with anyio.move_on_after(REASON_SECONDS):
             status = await self._launcher.status(session.sandbox.id)
             reason = (status.pod.last_exit if status.pod else "") or ""
         said = "\n".join(block.get("text", "") for block in result.get("content", []))
@@ -186,6 +225,33 @@ class Sessions:
             "you call it again",
             reason=reason,
         )
+
+    async def status(self, ref: str) -> Status:
+        """A sandbox as it is now; one that runs is asked whether it answers.
+
+        A pod whose daemon hangs is running as far as Kubernetes knows.
+        """
+        status = await self._launcher.status(ref)
+        if status.phase != "running" or status.pod is None:
+            return status
+        why = ""
+        try:
+            with anyio.fail_after(PROBE_SECONDS):
+                session = self._pipes.get(status.sandbox.id)
+                if session is None:
+                    await self._pipes.connect(status.sandbox, status.pod)
+                elif not await session.answers(PROBE_SECONDS):
+                    why = f"not within {PROBE_SECONDS:g} s over its open pipe"
+        except TimeoutError:
+            why = f"not within {PROBE_SECONDS:g} s"
+        except PodpipeError as error:
+            why = str(error)
+        if not why:
+            return status
+        hint = (
+            "If it stays so, suspend and resume it: files in the home are kept, processes are not"
+        )
+        return replace(status, detail=f"not answering: {why}. {hint}")
 
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
@@ -201,6 +267,27 @@ def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
             f"an argument of {tool} holds text that is not valid Unicode; give bytes as base64 where "
             "the tool takes it"
         ) from None
+
+
+def _replaced(tool: str, old: PodView, new: PodView) -> PodReplaced:
+    return PodReplaced(
+        f"pod {old.name} ({old.uid}) was deleted or ended while {tool} ran in it, and {new.name} "
+        f"({new.uid}) took its place: the call may have run in part. Files in the home survive; "
+        "processes and scratch files do not. Check before you call it again",
+        old_uid=old.uid,
+        new_uid=new.uid,
+    )
+
+
+def _ended(tool: str, ref: str, error: SandboxNotFound | SandboxExpired) -> SandboxEnded:
+    reason: Literal["destroyed", "expired"] = (
+        "expired" if isinstance(error, SandboxExpired) else "destroyed"
+    )
+    return SandboxEnded(
+        f"sandbox {ref} was {reason} while {tool} ran ({error}): the call may have run in part. "
+        "The home survives; processes do not. Create a sandbox to look at the files",
+        reason=reason,
+    )
 
 
 def _unknown(tool: str, why: str) -> SessionLost:

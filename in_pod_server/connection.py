@@ -26,7 +26,7 @@ from mcp.types import (
     RequestId,
 )
 
-from in_pod_server.contract import MAX_REQUEST_BYTES
+from in_pod_server.contract import MAX_REQUEST_BYTES, META_LEASE
 from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
 from in_pod_server.parts import Parts
 
@@ -71,6 +71,7 @@ class Connection:
         self._write_lock = anyio.Lock()
         self._cancelled: set[str] = set()
         self._closing = False
+        self._lease: float | None = None
         writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
 
     async def answered(self) -> None:
@@ -107,13 +108,22 @@ class Connection:
         lines = LineBuffer(self._request_limit)
         async with feed:
             try:
-                while data := await self._reader.read(READ_BYTES):
+                while data := await self._received():
                     for line in lines.feed(data):
                         await self._take(line, feed)
                 await self._finish()
             except (OSError, anyio.BrokenResourceError):
                 logger.debug("a client went away")
             self._closing = True
+
+    async def _received(self) -> bytes:
+        """The next bytes; none at the client's end, or where it promised more and is silent."""
+        with anyio.move_on_after(self._lease):
+            return await self._reader.read(READ_BYTES)
+        logger.info("a client has been silent for %g s and is taken for gone", self._lease)
+        # What waits to be written to it would keep the session, and whoever pumps for it.
+        self._writer.transport.abort()
+        return b""
 
     async def _take(
         self, line: bytes | Overlong, feed: MemoryObjectSendStream[SessionMessage | Exception]
@@ -149,8 +159,16 @@ class Connection:
             key = str((message.params or {}).get("requestId"))
             if key in self._in_flight:
                 self._cancelled.add(key)
+        if isinstance(message, JSONRPCRequest) and message.method == "ping":
+            self._renew(message)
         metadata = ServerMessageMetadata(request_context=self, on_request_unanswered=settle)
         await feed.send(SessionMessage(message, metadata))
+
+    def _renew(self, ping: JSONRPCRequest) -> None:
+        """Take up a client's promise to send something at least so often."""
+        lease = ((ping.params or {}).get("_meta") or {}).get(META_LEASE)
+        if isinstance(lease, int | float) and lease > 0:
+            self._lease = lease
 
     async def _finish(self) -> None:
         """Answer what a client asked that writes no more, unless it no longer listens either."""

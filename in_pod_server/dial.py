@@ -16,6 +16,9 @@ import time
 CONNECT_SECONDS = 20.0
 """How long a daemon may take to appear: it is started beside us when the container restarts."""
 RETRY_SECONDS = 0.02
+LINGER_SECONDS = 5.0
+"""How long a reader of stdout may take nothing, once the daemon has closed, before it is given up:
+a frozen kubectl would keep this process for ever."""
 CHUNK = 65536
 
 
@@ -83,11 +86,18 @@ def pump(sock: socket.socket, stdin: int = 0, stdout: int = 1) -> None:
                 wanted[where] = wanted.get(where, 0) | mask
         # The reader of stdout going away must end us even while both sides are silent.
         wanted.setdefault(stdout, 0)
+        wanted.setdefault(fd, 0)
         for where, mask in wanted.items():
             poller.register(where, mask)
         ready = dict(poller.poll())
         if ready.get(stdout, 0) & select.POLLERR:
             return
+        if down.chunk and ready == {fd: ready.get(fd, 0) & select.POLLHUP}:
+            # Closed by the daemon while nobody takes what it said.
+            poller = select.poll()
+            poller.register(stdout, select.POLLOUT)
+            if not poller.poll(LINGER_SECONDS * 1000):
+                return
         for way in (up, down):
             if not way.open or not ready.get(way.wants()[0], 0):
                 continue

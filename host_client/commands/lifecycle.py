@@ -86,7 +86,7 @@ async def list_all(settings: Settings, arguments: argparse.Namespace) -> int:
 async def status(settings: Settings, arguments: argparse.Namespace) -> int:
     """Show one sandbox."""
     async with opened(settings) as host:
-        facts = (await host.launcher.status(arguments.sandbox)).to_json()
+        facts = (await host.sessions.status(arguments.sandbox)).to_json()
     show(arguments, table([(key, str(value)) for key, value in facts.items()]), facts)
     return EXIT_DONE
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from host_client.errors import ApiUnreachable, Forbidden, KubectlError
+from host_client.errors import ApiUnreachable, Forbidden, KubectlError, StillStarting
 from host_client.host import Host
 from host_client.kubectl import Kubectl
 from tests.host_client.conftest import STUB_KUBECTL, StubCluster
@@ -246,7 +246,7 @@ async def test_credentials_that_run_out_leave_the_open_pipe_and_are_asked_for_by
             session = host.sessions.existing("work")
             assert session
             await host.sessions.forget(session.sandbox.id)
-            with pytest.raises(ApiUnreachable, match="expired"):
+            with pytest.raises(StillStarting, match="expired"):
                 await host.sessions.open("work", wait=3)
             over.unlink()
             assert (await run(host, "echo ok"))["stdout"] == "ok\n"

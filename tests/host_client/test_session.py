@@ -292,26 +292,26 @@ async def test_fifty_calls_with_dying_pipes_all_get_their_own_answer(
 
 
 async def test_an_unused_pipe_is_closed_and_opened_again(
-    host: Host, stub: StubCluster, monkeypatch: Any
+    stub: StubCluster, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr("host_client.session.IDLE_SECONDS", 0.3)
-    await host.launcher.create(name="work")
-    with anyio.fail_after(BOUND):
-        while pipes():  # noqa: ASYNC110 - the end of a process
-            await anyio.sleep(0.05)
-        assert (await run(host, "work", "echo again"))["stdout"] == "again\n"
+    async with Host(stub.settings(PODPIPE_IDLE_SECONDS="1")) as host:
+        await host.launcher.create(name="work")
+        with anyio.fail_after(BOUND):
+            while pipes():  # noqa: ASYNC110 - the end of a process
+                await anyio.sleep(0.05)
+            assert (await run(host, "work", "echo again"))["stdout"] == "again\n"
 
 
 async def test_a_long_call_keeps_its_pipe_however_long_it_takes(
-    host: Host, stub: StubCluster, monkeypatch: Any
+    stub: StubCluster, monkeypatch: Any
 ) -> None:
     """L10: five minutes of silence ended as success."""
     monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr("host_client.session.IDLE_SECONDS", 0.3)
-    await host.launcher.create(name="work")
-    with anyio.fail_after(BOUND):
-        facts = await run(host, "work", "sleep 2; echo end")
+    async with Host(stub.settings(PODPIPE_IDLE_SECONDS="1")) as host:
+        await host.launcher.create(name="work")
+        with anyio.fail_after(BOUND):
+            facts = await run(host, "work", "sleep 3; echo end")
     assert facts["stdout"] == "end\n"
     assert stub.execs() == 1
 

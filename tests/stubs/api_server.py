@@ -212,7 +212,8 @@ class ApiServer:
         finally:
             with suppress(ProcessLookupError):
                 child.kill()
-            await child.wait()
+            # Nobody may have read its output, and a process whose pipes are full is not waited for.
+            await child.communicate()
 
     async def aclose(self) -> None:
         """Drop every connection."""
