@@ -522,5 +522,6 @@ async def serve_stdio(settings: Settings, sandbox: str = "") -> None:
         UsageError: no sandbox can have that name.
     """
     logs.configure(settings)
+    log.info("podpipe %s serves %s", __version__, f"sandbox {sandbox}" if sandbox else "a client")
     async with Host(settings, bound=sandbox) as host:
         await stdio.serve(build_server(host))

@@ -19,7 +19,8 @@ async def install(settings: Settings, arguments: argparse.Namespace) -> int:
     if entry:
         warn(entry.warnings)
         if arguments.only_print:
-            print(clients.snippet(arguments.client, name, entry))
+            text = clients.snippet(arguments.client, name, entry)
+            show(arguments, text, {"name": name, **entry.to_json()})
             return EXIT_DONE
     scope: clients.Scope = getattr(arguments, "scope", "user")
     path = arguments.config or clients.config_file(arguments.client, settings, scope)
@@ -51,8 +52,15 @@ async def install_skill(settings: Settings, arguments: argparse.Namespace) -> in
     name = checked_name(arguments.server)
     entry = client_entry(settings, arguments.bound)
     warn(entry.warnings)
-    tools = await build_server(Host(settings, bound=arguments.bound)).list_tools()
-    changes = write_skill(arguments.folder, name, entry, tools, write=not arguments.dry_run)
+    server = build_server(Host(settings, bound=arguments.bound))
+    changes = write_skill(
+        arguments.folder,
+        name,
+        entry,
+        server.instructions or "",
+        await server.list_tools(),
+        write=not arguments.dry_run,
+    )
     text = "\n".join(_told(change, name, dry_run=arguments.dry_run) for change in changes)
     show(arguments, text, {"name": name, "files": [_facts(c, arguments.dry_run) for c in changes]})
     return EXIT_DONE

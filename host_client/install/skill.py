@@ -16,7 +16,6 @@ from mcp.types import Tool
 from host_client.errors import UsageError
 from host_client.install.entry import Entry
 from host_client.install.files import Change, write_text
-from host_client.server import INSTRUCTIONS
 
 TEXT = """\
 ---
@@ -35,7 +34,7 @@ The tools below come from the MCP server `{name}`. If your client does not have 
 {instructions}
 ## Workflow
 
-1. `create_sandbox` once; keep its `sandbox_id`. With a `name` it is found again later.
+1. {first}
 2. `run_command` for what ends, `start_background` and `read_output` for servers and long jobs. A command
    that is still running after 45 seconds goes on under its `process_id`.
 3. `write_file`, `edit_file`, `read_file`, `search_files` for files in the home; `upload_file` and
@@ -55,9 +54,18 @@ The tools below come from the MCP server `{name}`. If your client does not have 
 - A non-zero exit code is a result. Read stderr.
 """
 
+UNBOUND = "`create_sandbox` once; keep its `sandbox_id`. With a `name` it is found again later."
+BOUND = "Leave `sandbox_id` out: the sandbox is made when first used, and stays."
+
 
 def write_skill(
-    folder: Path, name: str, entry: Entry, tools: Sequence[Tool], *, write: bool = True
+    folder: Path,
+    name: str,
+    entry: Entry,
+    instructions: str,
+    tools: Sequence[Tool],
+    *,
+    write: bool = True,
 ) -> list[Change]:
     """Write the skill into `folder`/`name`.
 
@@ -65,6 +73,7 @@ def write_skill(
         folder: the skills folder of an agent, such as ~/.claude/skills.
         name: of skill and server.
         entry: how the server is started.
+        instructions: what it tells every client.
         tools: what it offers.
         write: False to only say what would be done.
 
@@ -77,7 +86,8 @@ def write_skill(
             f"--name {name!r} is no skill's name: lower-case letters, digits and single '-'"
         )
     rows = [f"- `{tool.name}`: {_first_sentence(tool.description or '')}" for tool in tools]
-    text = TEXT.format(name=name, instructions=INSTRUCTIONS, tools="\n".join(rows))
+    first = BOUND if "--sandbox" in entry.args else UNBOUND
+    text = TEXT.format(name=name, first=first, instructions=instructions, tools="\n".join(rows))
     config = json.dumps({"mcpServers": {name: entry.to_json()}}, indent=2) + "\n"
     target = folder / name
     return [
@@ -87,4 +97,4 @@ def write_skill(
 
 
 def _first_sentence(text: str) -> str:
-    return " ".join(re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].split()).rstrip(";")
+    return " ".join(re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].split()).rstrip(";.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-import yaml
+import skills_ref
 from mcp import Client, StdioServerParameters
 
 from host_client.cli import _parser
@@ -484,21 +483,22 @@ def test_the_skill_is_valid_by_its_format_and_names_every_tool(
     assert ran.returncode == 0, ran.stderr
     folder = tmp_path / "skills" / "team-sandboxes"
     text = (folder / "SKILL.md").read_text(encoding="utf-8")
-    _, front, body = re.split(r"^---\n", text, maxsplit=2, flags=re.MULTILINE)
-    facts = yaml.safe_load(front)
-    assert set(facts) <= {
-        "name", "description", "license", "compatibility", "metadata", "allowed-tools",
-    }  # fmt: skip
-    assert facts["name"] == folder.name
-    assert 1 <= len(facts["description"]) <= 1024
-    assert len(facts["compatibility"]) <= 500
-    assert len(text.splitlines()) < 500
+    assert skills_ref.validate(folder) == []
     for tool in ("create_sandbox", "run_command", "upload_file", "delete_file"):
-        assert f"- `{tool}`: " in body
+        assert f"- `{tool}`: " in text
     config = json.loads((folder / "mcp-config.json").read_text(encoding="utf-8"))
     assert config["mcpServers"]["team-sandboxes"]["args"] == ["serve"]
     again = podpipe("install", "skill", str(tmp_path / "skills"), "--name", "team-sandboxes")
     assert again.stdout.count("unchanged: ") == 2
+
+
+def test_a_skill_for_a_bound_server_sends_nobody_to_create_one(
+    podpipe: Podpipe, tmp_path: Path
+) -> None:
+    assert podpipe("install", "skill", str(tmp_path), "--sandbox", "work").returncode == 0
+    text = (tmp_path / "podpipe" / "SKILL.md").read_text(encoding="utf-8")
+    assert "1. Leave `sandbox_id` out" in text
+    assert "`create_sandbox` once" not in text
 
 
 def test_a_name_that_is_no_skills_name_is_refused(podpipe: Podpipe, tmp_path: Path) -> None:
@@ -515,6 +515,8 @@ def test_a_dry_run_and_print_touch_nothing(podpipe: Podpipe, stub: StubCluster) 
     assert (dry.returncode, "would be added" in dry.stdout) == (0, True)
     printed = podpipe("install", "claude-desktop", "--print", "--name", "mine")
     assert json.loads(printed.stdout)["mcpServers"]["mine"]["args"] == ["serve"]
+    as_json = podpipe("install", "codex", "--print", "--json")
+    assert json.loads(as_json.stdout)["args"] == ["serve"]
     toml = podpipe("install", "codex", "--print")
     assert tomllib.loads(toml.stdout)["mcp_servers"]["podpipe"]["env"]["PODPIPE_USER"] == "alice"
     assert not (stub.folder / ".config").exists()
