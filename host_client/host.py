@@ -13,7 +13,7 @@ import anyio
 
 from host_client.backends.pod import PodBackend
 from host_client.config import Settings
-from host_client.errors import PrerequisiteError, SandboxExpired, SandboxNotFound
+from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, SandboxNotFound
 from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, silent
@@ -109,15 +109,16 @@ class Host:
         Raises:
             PodpipeError: as `Sessions.open`, and for the bound one as `Launcher.ensure`.
         """
-        began = anyio.current_time()
-        try:
-            return await self.sessions.open(ref, progress=progress, resume=resume)
-        except (SandboxNotFound, SandboxExpired):
-            if ref != self.bound or is_random_id(ref):
-                raise
-        await self.launcher.ensure(ref, progress=progress)
-        left = max(1.0, START_WAIT_SECONDS - (anyio.current_time() - began))
-        return await self.sessions.open(ref, wait=left, progress=progress)
+        deadline = anyio.current_time() + START_WAIT_SECONDS
+        while True:
+            left = deadline - anyio.current_time()
+            try:
+                return await self.sessions.open(ref, wait=max(1.0, left), progress=progress)
+            except (SandboxNotFound, SandboxExpired, LaunchFailed) as error:
+                gone = not isinstance(error, LaunchFailed) or error.reason == "Deleted"
+                if ref != self.bound or is_random_id(ref) or not gone or left <= 0:
+                    raise
+            await self.launcher.ensure(ref, progress=progress)
 
     @property
     def transfers(self) -> Transfers:

@@ -197,6 +197,7 @@ class Launcher:
         ttl_minutes: int = 0,
         cpu_limit: str = "",
         memory_limit: str = "",
+        lasting: bool = False,
         progress: Progress = silent,
     ) -> Status:
         """Make a sandbox and wait until it answers, at most `START_WAIT_SECONDS`.
@@ -206,6 +207,7 @@ class Launcher:
             ttl_minutes: lifetime; 0 for the setting's default.
             cpu_limit: Kubernetes quantity; empty for the default.
             memory_limit: likewise.
+            lasting: whether it stays where the caller is cancelled, for others may wait for it.
             progress: told what is being waited for.
 
         Returns:
@@ -244,7 +246,8 @@ class Launcher:
         except StillStarting as waiting:
             return Status(claimed[0], "starting", None, waiting.detail)
         except BaseException as error:
-            if claimed:
+            cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+            if claimed and not (lasting and cancelled):
                 with anyio.CancelScope(shield=True):
                     await self._undo(claimed[0], had_home=homes != [None])
             raise root_cause(error) from None
@@ -277,7 +280,7 @@ class Launcher:
             progress("waiting for the pod to end")
             await self._gone(sandbox)
         try:
-            await self.create(name=name, progress=progress)
+            await self.create(name=name, lasting=True, progress=progress)
         except NameTaken:
             try:
                 await self.find(name)  # somebody else was first

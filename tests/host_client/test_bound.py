@@ -121,6 +121,57 @@ async def test_one_that_has_expired_is_made_anew_with_its_home(
     assert stub.names("Pod") != before
 
 
+async def test_two_servers_that_find_it_expired_make_one_anew(
+    stub: StubCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bound(stub) as (_, client):
+        await run(client, "echo kept > f")
+    later = utc_now() + timedelta(days=2)
+    outputs: list[str] = []
+    async with bound(stub) as (one, first), bound(stub) as (two, second):
+        for host in (one, two):
+            monkeypatch.setattr(host.launcher, "_now", lambda: later)
+
+        async def call(client: Client) -> None:
+            outputs.append(await run(client, "cat f"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, first)
+            tasks.start_soon(call, second)
+    assert outputs == ["kept\n", "kept\n"]
+    assert len(stub.names("Pod")) == 1
+
+
+async def test_a_first_call_that_is_cancelled_takes_nothing_from_who_waits_too(
+    stub: StubCluster,
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with (
+            Host(stub.settings(), bound="lasting") as first,
+            Host(stub.settings(), bound="lasting") as second,
+            anyio.create_task_group() as tasks,
+        ):
+            first_call = anyio.CancelScope()
+            begun = anyio.Event()
+
+            async def call() -> None:
+                with first_call:
+                    await first.open("lasting", progress=lambda _: begun.set())
+
+            tasks.start_soon(call)
+            await begun.wait()
+            while not stub.names("ConfigMap"):  # noqa: ASYNC110  # another process writes it
+                await anyio.sleep(0.01)
+            claimed = (await second.launcher.status("lasting")).sandbox.uid
+            first_call.cancel()
+            session = await second.open("lasting")
+            found = await second.launcher.status("lasting")
+    assert found.phase == "running"
+    assert found.pod
+    assert found.pod.uid == session.pod.uid
+    assert found.sandbox.uid == claimed, "the record of the cancelled call serves the other"
+
+
 async def test_a_random_id_that_is_gone_is_not_taken_for_a_name(stub: StubCluster) -> None:
     with anyio.fail_after(BOUND):
         async with Host(stub.settings(), bound="spygsm3rbjnoltfoi") as host:
