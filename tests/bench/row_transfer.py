@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -68,6 +69,24 @@ class Bench:
     async def cp_down(self) -> None:
         place = str(self.back / self.source.name)
         await self.lab.type("cp", f"{self.pod}:{HOME}/{self.there}", place, "-c", CONTAINER)
+
+    async def rsync_up(self) -> None:
+        await self._rsync(str(self.source), f"{self.pod}:{HOME}/bench/up/")
+
+    async def rsync_down(self) -> None:
+        await self._rsync(f"{self.pod}:{HOME}/{self.there}", f"{self.back}/")
+
+    async def _rsync(self, source: str, target: str) -> None:
+        """rsync whose remote shell is `kubectl exec -i`; it sums what it writes, but not what it reads
+        back."""
+        kubectl = self.lab.kubectl.argv("exec", "-i")
+        shell = self.here / "shell"
+        shell.write_text(
+            f'#!/bin/sh\npod=$1; shift\nexec {shlex.join(kubectl)} "$pod" -c {CONTAINER} -- "$@"\n'
+        )
+        shell.chmod(0o700)
+        argv = ["rsync", "-a", "--whole-file", "-e", str(shell), source, target]
+        await anyio.run_process(argv, env=self.lab.kubectl.environment)
 
     async def cat_down(self) -> None:
         """The bare pipe: what no transfer over `kubectl exec` can beat."""
@@ -199,6 +218,34 @@ ROWS: tuple[Row[Lab], ...] = (
         sides=_against(_small, lambda b: b.get, lambda b: b.cp_down),
         runs=7,
         target=1.0,
+    ),
+    Row(
+        name="put-large-rsync",
+        ours=f"{_MIB} MiB into the sandbox, verified",
+        baseline="rsync -e 'kubectl exec -i', which sums as it writes",
+        sides=_against(_large, lambda b: b.put, lambda b: b.rsync_up),
+        runs=7,
+    ),
+    Row(
+        name="get-large-rsync",
+        ours=f"{_MIB} MiB out of the sandbox, verified",
+        baseline="rsync -e 'kubectl exec -i', which sums as it writes",
+        sides=_against(_large, lambda b: b.get, lambda b: b.rsync_down),
+        runs=7,
+    ),
+    Row(
+        name="put-small-rsync",
+        ours=f"{SMALL_FILES} files of {SMALL_BYTES} bytes into the sandbox, each verified",
+        baseline="rsync -e 'kubectl exec -i', which sums as it writes",
+        sides=_against(_small, lambda b: b.put, lambda b: b.rsync_up),
+        runs=7,
+    ),
+    Row(
+        name="get-small-rsync",
+        ours=f"{SMALL_FILES} files of {SMALL_BYTES} bytes out of the sandbox, each verified",
+        baseline="rsync -e 'kubectl exec -i', which sums as it writes",
+        sides=_against(_small, lambda b: b.get, lambda b: b.rsync_down),
+        runs=7,
     ),
     Row(
         name="put-small-cli",
