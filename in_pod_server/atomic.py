@@ -31,10 +31,21 @@ def replace(folder: int, name: bytes, data: bytes, mode: int, *, create_only: bo
             os.unlink(temp, dir_fd=folder)
         else:
             os.rename(temp, name, src_dir_fd=folder, dst_dir_fd=folder)
+        _store_names(folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temp, dir_fd=folder)
         raise
+
+
+def _store_names(folder: int) -> None:
+    """Make a new name last, too, where the folder may be read and its disk can do that."""
+    with contextlib.suppress(OSError):
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def extend(fd: int, data: bytes) -> None:

@@ -97,6 +97,26 @@ def kind_of(mode: int) -> str:
     return "special file"
 
 
+def settle(folder: int) -> None:
+    """Wait until all that was written to the file system of a folder (a descriptor) is stored.
+
+    One wait for all files: to wait for each of thousands takes minutes on some disks.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    try:
+        import ctypes
+
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (ImportError, AttributeError, OSError):
+        os.sync()  # macOS has nothing narrower
+        return
+    if syncfs(ctypes.c_int(folder)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 def open_folder(path: str, *, create: bool = False) -> int:
     """Open an absolute path that was resolved already; a link on the way is refused.
 

@@ -2,7 +2,8 @@
 
 Only plain files, folders and links that stay inside are made, each below folders that were made or
 opened without following a link. A file is written beside its place, read back, compared by SHA-256
-with what the sender read, and renamed into place; until then the old one stands.
+with what the sender read, and renamed into place; until then the old one stands. What is reported is
+stored.
 """
 
 from __future__ import annotations
@@ -200,6 +201,7 @@ class Receiver:
             if self._target.delete and self._target.contents:
                 self._remove()
             self._finish_folders()
+            self._settle()
         finally:
             self._abandon()
             self._tree.close()
@@ -424,7 +426,7 @@ class Receiver:
             if mine == digest:
                 os.fchmod(fd, mode)
                 os.utime(fd, ns=(mtime, mtime))
-                os.rename(file.part, file.parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+                _rename(fd, folder, file.part, file.parts[-1])
                 placed = True
         finally:
             os.close(fd)
@@ -525,7 +527,7 @@ class Receiver:
             return
         os.fchmod(writing.fd, writing.mode)
         os.utime(writing.fd, ns=(writing.mtime, writing.mtime))
-        os.rename(writing.file.part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        _rename(writing.fd, folder, writing.file.part, name)
 
     def _drop(self) -> None:
         """Leave nothing of the file that is under way."""
@@ -583,6 +585,15 @@ class Receiver:
                     except OSError as error:
                         self._fail((*parts, name), error)
 
+    def _settle(self) -> None:
+        """Nothing is said to have arrived that a crash could take away again."""
+        if self.sums:
+            try:
+                places.settle(self._tree.root)
+            except OSError as error:
+                why = f"what arrived may not last: the disk did not store it ({error.strerror})"
+                self._list(self.failed, self._target.path, why)
+
     def _finish_folders(self) -> None:
         for parts, (mode, mtime) in reversed(self._folders.items()):
             try:
@@ -591,6 +602,14 @@ class Receiver:
                 os.utime(folder, ns=(mtime, mtime))
             except OSError as error:
                 self._fail(parts, error)
+
+
+def _rename(fd: int, folder: int, part: str, name: str) -> None:
+    """Put a file in its place; what stands there goes only for what is stored already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        os.fsync(fd)
+    os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _part(name: str) -> str:

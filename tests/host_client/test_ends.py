@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -474,3 +475,40 @@ def test_a_file_that_changes_while_it_is_read_is_said_to_have(pair: Pair, tmp_pa
         kind, payload = frames[-1]
         assert kind == wire.FINISH
         assert wire.parsed(payload, list)[2] is True
+
+
+def test_what_is_said_to_have_arrived_is_stored(
+    pair: Pair, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What replaces another file before that is gone, everything before it is reported."""
+    (place.target / "old").write_bytes(b"old")
+    done: list[str] = []
+    for owner, name in ((os, "fsync"), (os, "rename"), (places, "settle")):
+        real = getattr(owner, name)
+
+        def told(
+            *args: Any, _name: str = name, _real: Callable[..., None] = real, **options: Any
+        ) -> None:
+            done.append(_name)
+            _real(*args, **options)
+
+        monkeypatch.setattr(owner, name, told)
+    end = place.receive(
+        pair, [entry("new"), entry("old")], small(0, b"n"), (wire.BEGIN, [1, 0, 1, 0o644, 1]),
+        (wire.DATA, b"o"), (wire.FINISH, [1, hashlib.sha256(b"o").hexdigest(), False]),
+    )  # fmt: skip
+    assert (len(end.sums), end.failed) == (2, [])
+    assert done == ["rename", "fsync", "rename", "settle"]
+
+
+def test_a_disk_that_does_not_store_is_told(
+    pair: Pair, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(places, "settle", failing)
+    end = place.receive(pair, [entry("new")], small(0, b"n"))
+    assert [(path, "may not last" in why) for path, why in end.failed] == [
+        (str(place.target), True)
+    ]

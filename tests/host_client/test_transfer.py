@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +347,34 @@ def test_what_takes_long_is_told_in_plain_lines(
     assert any(b"copying 1 files" in line and b"/s" in line for line in lines)
     process.kill()
     process.communicate()
+
+
+def test_on_a_terminal_a_bar_tells_how_far_it_is_and_goes_away(
+    stub: StubCluster, tmp_path: Path
+) -> None:
+    Cli(stub)("create", "--name", "work")
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 30)
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "host_client", "put", "work", str(tmp_path / "holes")],
+        env=Cli(stub).environment | {"TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # how a terminal says that nobody writes to it any more
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out.startswith(b"1 files, 1.0 GiB")) == (0, True)
+    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    assert re.search(r"copying 1 files .*/1\.1 GB .*B/s", plain), plain[-2000:]
+    # The last thing is that the line is cleared and the cursor shown again.
+    assert b"\x1b[2K" in shown.split(b"copying")[-1]
+    assert b"\x1b[?25h" in shown.split(b"copying")[-1]
 
 
 async def test_the_tools_touch_only_what_is_allowed(stub: StubCluster, tmp_path: Path) -> None:
