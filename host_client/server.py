@@ -29,10 +29,11 @@ from host_client.errors import PodpipeError, SandboxNotFound, StillStarting
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
+from host_client.outcome import Meter, Outcome
+from host_client.paths import allowed
 from host_client.refusals import PlainServer, refusals
 from host_client.session import WAIT
 from host_client.sessions import ANSWER_SECONDS
-from host_client.transfer import Meter, Outcome, allowed
 from in_pod_server.connection import Connection
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 

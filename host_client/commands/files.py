@@ -16,7 +16,7 @@ from host_client.errors import EXIT_DONE
 
 if TYPE_CHECKING:
     from host_client.host import Host
-    from host_client.transfer import Meter, Outcome
+    from host_client.outcome import Meter, Outcome
 
 QUIET_SECONDS = 2.0
 """What takes no longer needs no progress."""
@@ -67,7 +67,7 @@ async def _transfer(
     begin: Callable[[Host, Meter], Awaitable[Outcome]],
 ) -> int:
     """Copy, show how far it is, and list what was left out."""
-    from host_client.transfer import Meter, kept_text, shown
+    from host_client.outcome import Meter, kept_text, shown
 
     async with opened(settings) as host:
         with watched() as progress:

@@ -15,7 +15,8 @@ import anyio
 
 from host_client.ends import places
 from host_client.host import Host
-from host_client.transfer import POD_ARGV, Meter
+from host_client.line import POD_ARGV
+from host_client.outcome import Meter
 from tests.cluster.conftest import ROOT, Cluster
 from tests.host_client.test_transfer import make_tree, tree
 

@@ -25,8 +25,10 @@ from host_client.config import Settings
 from host_client.ends import places
 from host_client.errors import TransferFailed, UsageError
 from host_client.host import Host
+from host_client.line import POD_ARGV
+from host_client.outcome import shown
+from host_client.paths import allowed, in_home
 from host_client.server import build_server
-from host_client.transfer import POD_ARGV, allowed, in_home, shown
 from in_pod_server.contract import HOME, WORKSPACE
 from tests.host_client.conftest import StubCluster
 
