@@ -55,6 +55,8 @@ ANSWER_MARGIN_SECONDS = 5.0
 HEARTBEAT_SECONDS = 10.0
 """Load balancers and proxies cut what was silent for 20 s and more."""
 HEARTBEAT_ANSWER_SECONDS = 8.0
+WRITE_SECONDS = 0.5
+"""For a request to be written, beside the time for its answer."""
 LEASE_SECONDS = 60.0
 """The daemon closes a pipe that has brought it nothing for so long: three heartbeats and more."""
 CLOSE_SECONDS = 3.0
@@ -319,17 +321,27 @@ class SandboxSession:
     ) -> dict[str, Any]:
         if self._dispatcher is None or not self.connected:
             raise SessionLost(f"the pipe into pod {self.pod.name} is closed", sent=False)
+        broke = SessionLost(f"the pipe into pod {self.pod.name} broke", sent=True)
+        late = SessionLost(
+            f"pod {self.pod.name} did not answer within {options['timeout']:g} s", sent=True
+        )
         try:
-            return await self._dispatcher.send_raw_request(method, params, options)
+            # The dispatcher's own timeout begins once the request is written, and a frozen kubectl
+            # whose stdin is full takes none.
+            with anyio.fail_after(options["timeout"] + WRITE_SECONDS):
+                return await self._dispatcher.send_raw_request(method, params, options)
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
-                raise SessionLost(f"the pipe into pod {self.pod.name} broke", sent=True) from error
+                raise broke from error
             if error.error.code == REQUEST_TIMEOUT:
                 self._ended.set()
-                raise SessionLost(
-                    f"pod {self.pod.name} did not answer within {options['timeout']:g} s", sent=True
-                ) from error
+                raise late from error
             raise
+        except TimeoutError as error:
+            self._ended.set()
+            raise late from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise broke from error
 
     async def _beat(self) -> None:
         """Send something in both directions before anything on the way calls the pipe idle.

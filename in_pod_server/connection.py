@@ -167,7 +167,7 @@ class Connection:
     def _renew(self, ping: JSONRPCRequest) -> None:
         """Take up a client's promise to send something at least so often."""
         lease = ((ping.params or {}).get("_meta") or {}).get(META_LEASE)
-        if isinstance(lease, int | float) and lease > 0:
+        if isinstance(lease, int | float) and lease is not True and lease > 0:
             self._lease = lease
 
     async def _finish(self) -> None:

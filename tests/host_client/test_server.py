@@ -306,6 +306,34 @@ def test_replies_in_flight_are_given_after_stdin_ended(
         assert sorted(json.loads(line)["id"] for line in out.splitlines()) == [1, 2, 3, 4]
 
 
+def test_a_client_that_does_not_read_for_long_loses_nothing_and_delays_no_other(
+    serve: Serve, stub: StubCluster, environment: dict[str, str]
+) -> None:
+    """L12: 6 MB of answers while nobody reads them; the pipe behind them is drained all the same."""
+    serve.initialize()
+    work = serve.call("create_sandbox", name="work")["structuredContent"]["sandbox_id"]
+    arguments = {"sandbox_id": work, "command": "seq 1 60000; echo ran >> ran"}
+    numbers = [f"big-{number}" for number in range(18)]
+    for number in numbers:
+        params = {"name": "run_command", "arguments": arguments}
+        serve.send({"id": number, "method": "tools/call", "params": params})
+    other = Serve(environment)
+    try:
+        other.initialize()
+        ran: list[str] = []
+        while len(ran) < len(numbers):  # all of them have run, and their answers wait
+            found = other.call("run_command", sandbox_id=work, command="cat ran || true")
+            ran = found["structuredContent"]["stdout"].split()
+    finally:
+        other.close()
+    assert serve.process.stdout
+    answered = [json.loads(serve.process.stdout.readline()) for _ in numbers]
+    assert sorted(answer["id"] for answer in answered) == sorted(numbers)
+    sizes = {answer["result"]["structuredContent"]["stdout_bytes"] for answer in answered}
+    assert sizes == {348_894}
+    assert stub.execs() == 2  # one pipe for each of the two servers
+
+
 def test_one_socket_may_be_both_stdin_and_stdout(environment: dict[str, str]) -> None:
     """As inetd and socat start a server: what came in was taken for the end of what goes out."""
     ours, theirs = socket.socketpair()

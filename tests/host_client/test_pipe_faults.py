@@ -1,0 +1,97 @@
+"""A kubectl that dies, hangs, truncates, closes cleanly or floods stderr, anywhere in the stream."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from host_client.host import Host
+from tests.host_client.conftest import StubCluster
+from tests.host_client.test_session import BOUND, run
+
+ENDINGS = ("close", "truncate", "die", "hang")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heart that beats faster than a test lasts."""
+    monkeypatch.setattr("host_client.session.HEARTBEAT_SECONDS", 0.4)
+    monkeypatch.setattr("host_client.session.HEARTBEAT_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("host_client.session.HELLO_SECONDS", 4.0)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("after", [0, 300, 1500, 60_000, 200_000])
+async def test_an_answer_comes_and_the_command_runs_once(
+    stub: StubCluster, ending: str, after: int
+) -> None:
+    """Before the hello, in it, in the request, and amid its answer."""
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            await host.sessions.forget((await host.launcher.status("work")).sandbox.id)
+            stub.faults(pipe={"after": after, "ending": ending, "times": 1})
+            facts = await run(host, "work", "echo id >> ran; seq 1 40000")
+            assert (facts["exit_code"], facts["stdout_bytes"]) == (0, 228_894)
+            assert (await run(host, "work", "cat ran"))["stdout"] == "id\n"
+            # The last pipe may still be whole where the fault is that late.
+            assert stub.execs() >= (2 if after == 200_000 else 3)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_large_request_that_is_cut_is_whole_or_not_there(
+    stub: StubCluster, ending: str
+) -> None:
+    content = "line\n" * 100_000
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            await host.sessions.forget((await host.launcher.status("work")).sandbox.id)
+            stub.faults(pipe={"after": 200_000, "ending": ending, "times": 1})
+            put = {"path": "f", "content": content, "create_only": True}
+            answer = await host.sessions.call("work", "write_file", put)
+            assert not answer.get("isError"), answer
+            assert (await run(host, "work", "wc -c < f"))["stdout"] == f"{len(content)}\n"
+
+
+async def test_a_flood_on_stderr_stalls_nothing_and_is_kept_to_its_tail(stub: StubCluster) -> None:
+    """L12, L42: what is not read stalls kubectl whole; what is kept has to be little."""
+    stub.faults(pipe={"after": 1 << 40, "noise": 20_000_000})
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            for number in range(3):
+                assert (await run(host, "work", f"echo {number}"))["stdout"] == f"{number}\n"
+            session = host.sessions.existing("work")
+            assert session
+            assert len(session.stderr) <= 4096
+
+
+async def test_one_call_whose_client_is_slow_stalls_only_itself(stub: StubCluster) -> None:
+    """L12: somebody who takes a call's progress, and with it the call's end, slowly."""
+    taken = anyio.Event()
+
+    async def slow(progress: float, total: float | None, message: str | None) -> None:
+        await taken.wait()
+
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            async with anyio.create_task_group() as tasks:
+                answers: list[int] = []
+
+                async def big(number: int) -> None:
+                    answer = await host.sessions.call(
+                        "work", "run_command", {"command": "seq 1 40000"}, on_progress=slow
+                    )
+                    await taken.wait()
+                    answers.append(answer["structuredContent"]["stdout_bytes"] + number)
+
+                for number in range(16):
+                    tasks.start_soon(big, number)
+                for _ in range(5):
+                    assert (await run(host, "work", "echo quick"))["stdout"] == "quick\n"
+                assert answers == []
+                taken.set()
+    assert sorted(answers) == [228_894 + number for number in range(16)]
+    assert stub.execs() == 1
