@@ -16,7 +16,6 @@ from host_client.errors import STDERR_TAIL
 
 END_SECONDS = 5.0
 """kubectl ends by itself once the pod's end has; a frozen one is killed."""
-_PIPE_BYTES = 1024 * 1024
 _MODULES = {
     "send": ("", ".places", ".wire", ".sender", ".pod"),
     "receive": ("", ".places", ".wire", ".receiver", ".pod"),
@@ -104,8 +103,6 @@ class Line:
         assert process.stderr
         drain = threading.Thread(target=self._drain, args=(process.stderr,), daemon=True)
         drain.start()
-        for pipe in (process.stdin, process.stdout):
-            _widen(pipe.fileno())
         channel = wire.Channel(process.stdout.fileno(), process.stdin.fileno(), self.kill)
         with self._lock:
             self._channel = channel
@@ -175,13 +172,3 @@ def _write(fd: int, data: bytes) -> None:
             rest = rest[os.write(fd, rest) :]
     except OSError as error:
         raise wire.Lost(f"the channel broke: {error}") from error
-
-
-def _widen(fd: int) -> None:
-    """Give a pipe room for more than 64 KiB where that can be done: fewer switches."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        pass
