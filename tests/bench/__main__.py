@@ -33,11 +33,13 @@ ROWS: tuple[Row[Lab], ...] = (
     *row_transfer.ROWS,
 )
 EXIT_INTERRUPTED = 130
+QUICK_RUNS = 2
 
 EPILOG = """\
 examples:
   scripts/bench                        all rows; the numbers are kept in build/bench/
   scripts/bench run session --runs 10  two rows, ten samples of each side
+  scripts/bench --quick read-64k       two samples of each side, to see that a row works
   scripts/bench --list
   scripts/bench soak --help            not a row: mixed calls under random faults
 
@@ -101,6 +103,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("rows", nargs="*", metavar="NAME", help="rows to run; all by default")
     parser.add_argument("--runs", type=int, metavar="N", help="samples of each side of each row")
+    parser.add_argument(
+        "--quick",
+        action="store_const",
+        const=QUICK_RUNS,
+        dest="runs",
+        help=f"{QUICK_RUNS} samples: a look, no measurement",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the numbers")
     parser.add_argument("--list", action="store_true", help="list the rows and their targets")
     arguments = parser.parse_args(argv)
