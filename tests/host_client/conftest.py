@@ -89,11 +89,11 @@ class StubCluster:
             except ProcessLookupError:
                 continue
         deadline = time.monotonic() + 5
-        while any(map(_runs, pids)) and time.monotonic() < deadline:
+        while any(map(runs, pids)) and time.monotonic() < deadline:
             time.sleep(0.02)  # only a bound on the tidying up, no test waits on it
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     try:
         return stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"

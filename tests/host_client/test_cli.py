@@ -17,8 +17,9 @@ import yaml
 
 from host_client.cli import _parser
 from host_client.config import SETTINGS_HELP
+from host_client.interrupts import EXIT_INTERRUPTED
 from in_pod_server.contract import HELLO
-from tests.host_client.conftest import StubCluster
+from tests.host_client.conftest import StubCluster, runs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -275,6 +276,61 @@ def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) ->
     process = podpipe.start("connect", "work", "--", "cat")
     out, _ = process.communicate(data, timeout=60)
     assert hashlib.sha256(out).digest() == hashlib.sha256(data).digest()
+
+
+def test_connect_passes_on_exit_code_stderr_and_the_end_of_either_side(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    script = "cat; echo seen the end; exec >&-; echo apart >&2; exit 7"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    out, err = process.communicate(b"typed ", timeout=60)
+    assert (process.returncode, out) == (7, b"typed seen the end\n")
+    assert b"apart" in err
+    assert b"typed" not in err
+
+
+def test_connect_changes_none_of_256_bytes_and_cuts_no_line_of_5_mb(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    data = bytes(range(256)) + b"x" * 5_000_000 + b"\n" + bytes(range(256))
+    process = podpipe.start("connect", "work", "--", "cat")
+    out, _ = process.communicate(data, timeout=60)
+    assert out == data
+
+
+def test_connect_gives_a_command_no_terminal(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    ended = podpipe("connect", "work", "--", "sh", "-c", "test -t 0 || test -t 1 || test -t 2")
+    assert ended.returncode == 1
+
+
+def test_connect_to_a_command_that_is_not_there_is_one_clear_error(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    ended = podpipe("connect", "work", "--", "nonesuch")
+    assert ended.returncode == 127
+    (said,) = [line for line in ended.stderr.splitlines() if "nonesuch" in line]
+    assert "No such file" in said
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "trap"), [(signal.SIGINT, ""), (signal.SIGTERM, "trap '' TERM INT; ")]
+)
+def test_a_signal_ends_what_connect_runs_and_leaves_nothing(
+    podpipe: Podpipe, stub: StubCluster, number: signal.Signals, trap: str
+) -> None:
+    """What takes no notice of the end of its stdin ran on in the pod for ever."""
+    podpipe("create", "--name", "work")
+    script = f"{trap}sleep 600 & echo $! $$; wait; wait; sleep 600"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    assert process.stdout
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == EXIT_INTERRUPTED
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls for the end of what is no child of ours
 
 
 def test_render_prints_what_create_would_make(podpipe: Podpipe, stub: StubCluster) -> None:
