@@ -17,6 +17,7 @@
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
     ├── TransferFailed            not every file arrived as it was
+    ├── RequestRefused            the daemon answered with an error of the protocol
     └── SessionLost               the pipe broke; what was sent on it may have run
         ├── PodReplaced           a call was under way in a pod that is gone
         ├── ContainerRestarted    a call was under way when its container ended
@@ -154,6 +155,19 @@ class StillStarting(PodpipeError):
 
 class TransferFailed(PodpipeError):
     """Not everything arrived as it was, or nothing can; the message names what did not."""
+
+
+class RequestRefused(PodpipeError):
+    """The daemon answered with an error of the protocol instead of a result.
+
+    Args:
+        message: as it said it.
+        code: JSON-RPC's.
+    """
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class SessionLost(PodpipeError):

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from mcp import MCPError
-from mcp.shared.dispatcher import CallOptions
-from mcp.types import METHOD_NOT_FOUND
 
-from host_client.errors import PodpipeError, SessionLost, root_cause
+from host_client.errors import PodpipeError, RequestRefused, SessionLost, root_cause
+from host_client.pipe import METHOD_NOT_FOUND
 from in_pod_server.contract import METHOD_PART, METHOD_PARTS_DROPPED, PART_CHARS
 
 WINDOW = 4
 """Parts on their way at once: a far sandbox is not waited for after each of them."""
 DROP_SECONDS = 1.0
 
-Ask = Callable[[str, dict[str, Any], CallOptions], Awaitable[object]]
-Notify = Callable[[str, dict[str, Any]], Awaitable[object]]
+Ask = Callable[[str, dict[str, Any], float], Awaitable[object]]
+Notify = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ async def stage(
 
     Args:
         arguments: all of the call's.
-        ask: sends a request over the pipe and waits for its answer.
+        ask: sends a request over the pipe and waits so many seconds for its answer.
         notify: sends a notification.
         seconds: until it is given up.
 
@@ -78,7 +76,7 @@ async def stage(
 
     async def send() -> None:
         while todo:
-            await ask(METHOD_PART, todo.pop(), {"timeout": seconds + DROP_SECONDS})
+            await ask(METHOD_PART, todo.pop(), seconds + DROP_SECONDS)
 
     done = False
     try:
@@ -91,13 +89,12 @@ async def stage(
         cause = root_cause(group)
         if isinstance(cause, SessionLost):
             raise SessionLost(f"{cause}", sent=False) from group
-        if isinstance(cause, MCPError):
+        if isinstance(cause, RequestRefused):
             raise PodpipeError(_refusal(cause)) from group
         raise
     finally:
         if not done:
-            with anyio.move_on_after(DROP_SECONDS, shield=True):
-                await notify(METHOD_PARTS_DROPPED, {"ids": list(ids.values())})
+            notify(METHOD_PARTS_DROPPED, {"ids": list(ids.values())})
     if not done:
         through = 100 * (total - len(todo)) // total
         raise PodpipeError(
@@ -107,11 +104,11 @@ async def stage(
     return Staged(rest, named)
 
 
-def _refusal(refused: MCPError) -> str:
-    if refused.error.code == METHOD_NOT_FOUND:
+def _refusal(refused: RequestRefused) -> str:
+    if refused.code == METHOD_NOT_FOUND:
         return (
             f"the image of the sandbox is older than this podpipe and takes no argument beyond "
             f"{PART_CHARS} characters: load the matching image (scripts/image build, scripts/image "
             "load), then create a new sandbox"
         )
-    return f"nothing was begun: {refused.error.message}"
+    return f"nothing was begun: {refused}"

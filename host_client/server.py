@@ -15,7 +15,6 @@ from importlib import resources
 from typing import Annotated, Any, Self
 
 import anyio
-from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
@@ -25,7 +24,7 @@ from pydantic import Field
 
 from host_client import __version__, logs, stdio
 from host_client.config import Settings
-from host_client.errors import PodpipeError, SandboxNotFound, StillStarting
+from host_client.errors import PodpipeError, RequestRefused, SandboxNotFound, StillStarting
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
@@ -249,7 +248,7 @@ def build_server(host: Host) -> MCPServer[Any]:
                     within=ANSWER_SECONDS - (anyio.current_time() - began),
                     cancels=cancels,
                 )
-            except MCPError as error:
+            except RequestRefused as error:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
         return CallToolResult.model_validate(result)
 

@@ -8,23 +8,14 @@ is `sessions`' business.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import anyio.abc
-from mcp import ClientSession, MCPError
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.shared.dispatcher import CallOptions, ProgressFnT
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 
-from host_client import __version__
 from host_client.config import IDLE_SECONDS
 from host_client.errors import (
-    STDERR_TAIL,
     Forbidden,
     PodpipeError,
     SessionLost,
@@ -34,6 +25,7 @@ from host_client.errors import (
 from host_client.kubectl import Kubectl
 from host_client.launcher import utc_now
 from host_client.parts import stage
+from host_client.pipe import OnProgress, Pipe
 from host_client.sandbox import PodView, Sandbox
 from in_pod_server.contract import (
     CONTRACT_VERSION,
@@ -55,8 +47,6 @@ ANSWER_MARGIN_SECONDS = 5.0
 HEARTBEAT_SECONDS = 10.0
 """Load balancers and proxies cut what was silent for 20 s and more."""
 HEARTBEAT_ANSWER_SECONDS = 8.0
-WRITE_SECONDS = 0.5
-"""For a request to be written, beside the time for its answer."""
 LEASE_SECONDS = 60.0
 """The daemon closes a pipe that has brought it nothing for so long: three heartbeats and more."""
 CLOSE_SECONDS = 3.0
@@ -64,8 +54,6 @@ CLOSE_SECONDS = 3.0
 
 WAIT = "wait_seconds"
 """The argument by which a tool of the daemon is told how long its call may wait."""
-
-OnProgress = ProgressFnT
 
 
 class SandboxSession:
@@ -84,10 +72,8 @@ class SandboxSession:
         self.sandbox = sandbox
         self.pod = pod
         self.boot_id = ""
-        self.stderr = b""
-        """The last of what kubectl wrote to stderr; for messages only, never for decisions."""
-        self._dispatcher: JSONRPCDispatcher | None = None
-        self._ended = anyio.Event()
+        self._pipe: Pipe | None = None
+        self._greeted = False
         self._close = anyio.Event()
         self._opened = anyio.Event()
         self._released = anyio.Event()
@@ -95,15 +81,16 @@ class SandboxSession:
         self._scope = anyio.CancelScope(shield=True)
         self._failure: PodpipeError | None = None
         self._calls = 0
-        self._numbered = 0
         self._last_call = 0.0
 
     @property
     def connected(self) -> bool:
         """Whether the pipe is open as far as is known."""
-        return (
-            self._dispatcher is not None and not self._ended.is_set() and not self._close.is_set()
-        )
+        return self._greeted and not self._close.is_set() and not self._ended
+
+    @property
+    def _ended(self) -> bool:
+        return self._pipe is None or self._pipe.ended.is_set()
 
     @property
     def alive(self) -> bool:
@@ -113,17 +100,16 @@ class SandboxSession:
     async def own(self, kubectl: Kubectl) -> None:
         """Open the pipe and hold it until it is closed or broken. Raises nothing.
 
-        Runs as a task of its own: the SDK's scopes have to end in the task that they began in, and
-        a broken pipe must not end the tasks beside it.
+        Runs as a task of its own: a broken pipe must not end the tasks beside it.
         """
         try:
             with self._scope:
                 await self._hold(kubectl)
         except (Exception, BaseExceptionGroup) as caught:
             error = root_cause(caught)
-            if isinstance(error, PodpipeError):
+            if isinstance(error, PodpipeError) and not isinstance(error, SessionLost):
                 self._failure = error
-            elif self._dispatcher is None:
+            elif not self._greeted:
                 self._failure = self._refusal(kubectl) or SessionLost(
                     f"no answer from sandbox {self.sandbox.id} (pod {self.pod.name}): "
                     f"{self._reason(error)}",
@@ -132,7 +118,6 @@ class SandboxSession:
             else:
                 log.info("pipe into %s broke: %s", self.pod.name, self._reason(error))
         finally:
-            self._ended.set()
             self._opened.set()
             self._released.set()
 
@@ -167,32 +152,19 @@ class SandboxSession:
 
     async def _hold(self, kubectl: Kubectl) -> None:
         argv = kubectl.exec_argv(self.pod.name, DIAL_ARGV)
-        parameters = StdioServerParameters(
-            command=argv[0],
-            args=argv[1:],
-            env=kubectl.environment,
-            encoding_error_handler="replace",
-        )
-        async with (
-            self._drained_stderr() as errlog,
-            stdio_client(parameters, errlog=errlog) as (read, write),
-        ):
-            watched = _Watched(read, self._ended)
-            dispatcher: JSONRPCDispatcher = JSONRPCDispatcher(watched, write)
-            async with ClientSession(
-                dispatcher=dispatcher,
-                client_info=Implementation(name="podpipe", version=__version__),
-            ) as session:
-                with anyio.fail_after(HELLO_SECONDS):
-                    hello = await session.initialize()
-                self._check(hello.capabilities.experimental or {})
-                self._dispatcher = dispatcher
-                self._last_call = anyio.current_time()
-                self._opened.set()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._beat)
-                    await _first(self._close, self._ended)
-                    tasks.cancel_scope.cancel()
+        self._pipe = pipe = await Pipe.start(argv, kubectl.environment, f"pod {self.pod.name}")
+        try:
+            hello = await pipe.initialize(HELLO_SECONDS)
+            self._check((hello.get("capabilities") or {}).get("experimental") or {})
+            self._greeted = True
+            self._last_call = anyio.current_time()
+            self._opened.set()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._beat)
+                await _first(self._close, pipe.ended)
+                tasks.cancel_scope.cancel()
+        finally:
+            await pipe.aclose()
 
     def _check(self, experimental: dict[str, dict[str, Any]]) -> None:
         hello = experimental.get(HELLO, {})
@@ -212,37 +184,12 @@ class SandboxSession:
 
     def _reason(self, error: BaseException) -> str:
         said = self.stderr.decode("utf-8", "replace").strip()
-        what = "no hello in time" if isinstance(error, TimeoutError) else f"{error}"
-        return f"{what}; kubectl said: {said[-500:]}" if said else what or type(error).__name__
+        return f"{error}; kubectl said: {said[-500:]}" if said else f"{error}"
 
-    @asynccontextmanager
-    async def _drained_stderr(self) -> AsyncIterator[Any]:
-        """A file for kubectl's stderr that is always read: undrained, it stalls the whole pipe."""
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        drained = anyio.Event()
-
-        async def drain() -> None:
-            while True:
-                await anyio.wait_readable(reader)
-                chunk = os.read(reader, 65536)
-                if not chunk:
-                    drained.set()
-                    return
-                log.debug("kubectl exec %s: %r", self.pod.name, chunk[-STDERR_TAIL:])
-                self.stderr = (self.stderr + chunk)[-STDERR_TAIL:]
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(drain)
-                with os.fdopen(writer, "w", encoding="utf-8") as errlog:
-                    yield errlog
-                # kubectl is gone; a credential plugin of its may still hold the other end.
-                with anyio.move_on_after(0.1):
-                    await drained.wait()
-                tasks.cancel_scope.cancel()
-        finally:
-            os.close(reader)
+    @property
+    def stderr(self) -> bytes:
+        """The last of what kubectl wrote to stderr; for messages only, never for decisions."""
+        return self._pipe.stderr if self._pipe else b""
 
     async def request(
         self,
@@ -269,79 +216,62 @@ class SandboxSession:
 
         Raises:
             SessionLost: the pipe broke or froze; `sent` says whether the call may have run.
-            MCPError: the daemon answered with a protocol error.
+            RequestRefused: the daemon answered with an error of the protocol.
         """
-        self._numbered += 1
-        request_id = f"call-{self._numbered}"
-        options: CallOptions = {
-            "timeout": timeout,
-            "request_id": request_id,
-            # The SDK would stop a call whose caller merely went away.
-            "cancel_on_abandon": False,
-        }
-        if on_progress:
-            options["on_progress"] = on_progress
         self._calls += 1
         try:
-            params = {"name": tool} | await self._staged(arguments, meta or {}, options)
-            return await self._ask("tools/call", params, options)
-        except anyio.get_cancelled_exc_class():
-            if cancels():
-                with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                    await self._notify("notifications/cancelled", {"requestId": request_id})
-            raise
+            params, left = await self._staged(arguments, meta or {}, timeout)
+            return await self._ask(
+                "tools/call",
+                {"name": tool} | params,
+                left,
+                on_progress=on_progress,
+                cancels=cancels,
+            )
         finally:
             self._calls -= 1
             self._last_call = anyio.current_time()
 
     async def _staged(
-        self, arguments: dict[str, Any], meta: dict[str, str], options: CallOptions
-    ) -> dict[str, Any]:
-        """The parameters of a call whose long arguments are in the sandbox already."""
+        self, arguments: dict[str, Any], meta: dict[str, str], timeout: float
+    ) -> tuple[dict[str, Any], float]:
+        """The parameters of a call whose long arguments are in the sandbox already; time left."""
         began = anyio.current_time()
-        timeout = options["timeout"]
         staged = await stage(
             arguments,
             ask=self._ask,
             notify=self._notify,
             seconds=max(1.0, timeout - 2 * ANSWER_MARGIN_SECONDS),
         )
-        options["timeout"] = left = timeout - (anyio.current_time() - began)
+        left = timeout - (anyio.current_time() - began)
         if staged.named and isinstance(asked := staged.arguments.get(WAIT), int | float):
             staged.arguments[WAIT] = max(0.0, min(asked, left - ANSWER_MARGIN_SECONDS))
         said = meta | ({META_PARTS: staged.named} if staged.named else {})
-        return {"arguments": staged.arguments, **({"_meta": said} if said else {})}
+        return {"arguments": staged.arguments, **({"_meta": said} if said else {})}, left
 
-    async def _notify(self, method: str, params: dict[str, Any]) -> None:
-        if self._dispatcher:
-            await self._dispatcher.notify(method, params)
+    def _notify(self, method: str, params: dict[str, Any]) -> None:
+        if self._pipe:
+            self._pipe.notify(method, params)
 
     async def _ask(
-        self, method: str, params: dict[str, Any] | None, options: CallOptions
+        self,
+        method: str,
+        params: dict[str, Any] | None,
+        timeout: float,
+        *,
+        on_progress: OnProgress | None = None,
+        cancels: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
-        if self._dispatcher is None or not self.connected:
+        if self._pipe is None or not self.connected:
             raise SessionLost(f"the pipe into pod {self.pod.name} is closed", sent=False)
-        broke = SessionLost(f"the pipe into pod {self.pod.name} broke", sent=True)
-        late = SessionLost(
-            f"pod {self.pod.name} did not answer within {options['timeout']:g} s", sent=True
-        )
         try:
-            # The dispatcher's own timeout begins once the request is written, and a frozen kubectl
-            # whose stdin is full takes none.
-            with anyio.fail_after(options["timeout"] + WRITE_SECONDS):
-                return await self._dispatcher.send_raw_request(method, params, options)
-        except MCPError as error:
-            if error.error.code == CONNECTION_CLOSED:
-                raise broke from error
-            if error.error.code == REQUEST_TIMEOUT:
-                self._ended.set()
-                raise late from error
+            return await self._pipe.request(
+                method, params, timeout=timeout, on_progress=on_progress, cancels=cancels
+            )
+        except SessionLost:
+            # Frozen or broken: whoever comes next has to open another.
+            self._close.set()
             raise
-        except TimeoutError as error:
-            self._ended.set()
-            raise late from error
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            raise broke from error
 
     async def _beat(self) -> None:
         """Send something in both directions before anything on the way calls the pipe idle.
@@ -362,7 +292,7 @@ class SandboxSession:
         """
         lease = {"_meta": {META_LEASE: LEASE_SECONDS}}
         try:
-            await self._ask("ping", lease, {"timeout": seconds})
+            await self._ask("ping", lease, seconds)
         except SessionLost as lost:
             log.info("%s", lost)
             return False
@@ -370,7 +300,7 @@ class SandboxSession:
 
     async def list_tools(self) -> list[str]:
         """Names of the tools that the daemon offers."""
-        listed = await self._ask("tools/list", None, {"timeout": HELLO_SECONDS})
+        listed = await self._ask("tools/list", None, HELLO_SECONDS)
         return [tool["name"] for tool in listed["tools"]]
 
     async def aclose(self) -> None:
@@ -441,39 +371,6 @@ class Pipes:
             async with anyio.create_task_group() as closing:
                 for session in self._sessions.values():
                     closing.start_soon(session.aclose)
-
-
-class _Watched:
-    """A read stream that sets an event when it ends, so that a dead pipe is known before a call."""
-
-    def __init__(self, stream: Any, ended: anyio.Event) -> None:
-        self._stream = stream
-        self._ended = ended
-
-    async def receive(self) -> Any:
-        try:
-            return await self._stream.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._ended.set()
-            raise
-
-    def __aiter__(self) -> _Watched:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self) -> _Watched:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
 
 async def _first(*events: anyio.Event) -> None:

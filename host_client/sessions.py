@@ -21,6 +21,7 @@ from host_client.errors import (
     ContainerRestarted,
     PodpipeError,
     PodReplaced,
+    RequestRefused,
     SandboxEnded,
     SandboxExpired,
     SandboxNotFound,
@@ -29,8 +30,9 @@ from host_client.errors import (
     UsageError,
 )
 from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, Status, silent
+from host_client.pipe import OnProgress
 from host_client.sandbox import PodView, Sandbox
-from host_client.session import ANSWER_MARGIN_SECONDS, OnProgress, Pipes, SandboxSession
+from host_client.session import ANSWER_MARGIN_SECONDS, Pipes, SandboxSession
 from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
     FATE_UNKNOWN,
@@ -158,6 +160,7 @@ class Sessions:
         Raises:
             PodReplaced, ContainerRestarted, SandboxEnded: what it ran in is gone; it may have run.
             SessionLost: its answer cannot be had; `sent` says whether it may have run.
+            RequestRefused: the daemon answered with an error of the protocol.
             PodpipeError: as `open`; nothing was sent then.
         """
         _refuse_unsendable(tool, arguments)
@@ -182,7 +185,7 @@ class Sessions:
                     timeout=max(1.0, give_up - anyio.current_time()),
                     cancels=cancels,
                 )
-            except PodReplaced:
+            except (PodReplaced, RequestRefused):
                 raise
             except SessionLost as lost:
                 log.info("%s: %s", tool, lost)

@@ -27,7 +27,8 @@ from mcp.types import (
 )
 
 from in_pod_server.contract import MAX_REQUEST_BYTES, META_LEASE
-from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
+from in_pod_server.framing import Refused, encode, error, parse
+from in_pod_server.lines import LineBuffer, Overlong
 from in_pod_server.parts import Parts
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from in_pod_server.errors import ArgumentError
-from in_pod_server.framing import LineBuffer, Overlong
+from in_pod_server.lines import LineBuffer, Overlong
 from in_pod_server.ripgrep import ripgrep
 from in_pod_server.text import decode, name_to_text
 

@@ -13,12 +13,11 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mcp import MCPError
-from mcp.types import METHOD_NOT_FOUND
 
-from host_client.errors import PodpipeError, SessionLost
+from host_client.errors import PodpipeError, RequestRefused, SessionLost
 from host_client.host import Host
 from host_client.parts import stage
+from host_client.pipe import METHOD_NOT_FOUND
 from in_pod_server.contract import MAX_STAGED_BYTES, METHOD_PART, PART_CHARS
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_cli import Podpipe
@@ -85,13 +84,15 @@ async def test_a_pipe_that_breaks_among_the_parts_costs_only_time(host: Host) ->
         ask = session._ask
         sent = 0
 
-        async def breaking(method: str, params: dict[str, Any] | None, options: Any) -> Any:
+        async def breaking(
+            method: str, params: dict[str, Any] | None, timeout: float, **options: Any
+        ) -> Any:
             nonlocal sent
             sent += method == METHOD_PART
             if sent == 20:
                 for pid in pipes():
                     os.kill(pid, signal.SIGKILL)
-            return await ask(method, params, options)
+            return await ask(method, params, timeout, **options)
 
         session._ask = breaking  # type: ignore[method-assign]
         facts = await run(host, "work", "echo ran >> runs; wc -c", stdin="x" * LARGE)
@@ -111,13 +112,17 @@ async def test_a_call_given_up_among_its_parts_leaves_nothing_there(host: Host) 
                 sent = 0
 
                 async def until(
-                    method: str, params: Any, options: Any, scope: anyio.CancelScope = scope
+                    method: str,
+                    params: Any,
+                    timeout: float,
+                    scope: anyio.CancelScope = scope,
+                    **options: Any,
                 ) -> Any:
                     nonlocal sent
                     sent += 1
                     if sent == 100:
                         scope.cancel()
-                    return await ask(method, params, options)
+                    return await ask(method, params, timeout, **options)
 
                 session._ask = until  # type: ignore[method-assign]
                 await run(host, "work", "echo begun >> begun; cat", stdin=most)
@@ -166,7 +171,7 @@ async def test_binary_stdin_is_given_as_base64(host: Host) -> None:
 # --- the parts alone ---------------------------------------------------------------------------
 
 
-async def _no_notice(method: str, params: dict[str, Any]) -> None:
+def _no_notice(method: str, params: dict[str, Any]) -> None:
     raise AssertionError(f"{method} was not needed")
 
 
@@ -176,7 +181,7 @@ def test_parts_are_the_text_whatever_its_length(unit: str, length: int) -> None:
     text = (unit * (length // len(unit) + 1))[:length]
     parts: dict[int, str] = {}
 
-    async def keep(method: str, params: dict[str, Any], options: Any) -> None:
+    async def keep(method: str, params: dict[str, Any], timeout: float) -> None:
         parts[params["number"]] = params["text"]
 
     async def staged() -> None:
@@ -197,7 +202,7 @@ async def test_a_way_that_is_too_slow_is_said_and_the_parts_are_let_go() -> None
     async def never(*_: object) -> None:
         await anyio.sleep_forever()
 
-    async def notice(method: str, params: dict[str, Any]) -> None:
+    def notice(method: str, params: dict[str, Any]) -> None:
         noticed.append(method)
 
     with pytest.raises(PodpipeError, match=r"0 % of stdin got through .* nothing was begun"):
@@ -209,7 +214,7 @@ async def test_a_pipe_that_breaks_before_the_call_has_sent_nothing() -> None:
     async def broken(*_: object) -> None:
         raise SessionLost("the pipe broke", sent=True)
 
-    async def notice(*_: object) -> None:
+    def notice(*_: object) -> None:
         return None
 
     with pytest.raises(SessionLost) as caught:
@@ -221,9 +226,9 @@ async def test_an_old_image_is_named_as_such() -> None:
     """Its daemon does not know the method."""
 
     async def unknown(*_: object) -> None:
-        raise MCPError(METHOD_NOT_FOUND, "Method not found")
+        raise RequestRefused("Method not found", code=METHOD_NOT_FOUND)
 
-    async def notice(*_: object) -> None:
+    def notice(*_: object) -> None:
         return None
 
     with pytest.raises(PodpipeError, match="older than this podpipe"):

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from in_pod_server.framing import LineBuffer, Overlong, Refused, encode, error, parse
+from in_pod_server.framing import Refused, encode, error, parse
+from in_pod_server.lines import LineBuffer, Overlong
 
 LIMIT = 1 << 20
 
