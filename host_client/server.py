@@ -523,5 +523,7 @@ async def serve_stdio(settings: Settings, sandbox: str = "") -> None:
     """
     logs.configure(settings)
     log.info("podpipe %s serves %s", __version__, f"sandbox {sandbox}" if sandbox else "a client")
-    async with Host(settings, bound=sandbox) as host:
-        await stdio.serve(build_server(host))
+    # Before anything else: what prints while the server is made would be its first line.
+    with stdio.claimed() as (source, sink):
+        async with Host(settings, bound=sandbox) as host:
+            await stdio.serve(build_server(host), source, sink)

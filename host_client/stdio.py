@@ -31,24 +31,26 @@ LINGER_SECONDS = 1.5
 """For replies in work when stdin ends: clients kill a server that stays for two seconds."""
 
 
-async def serve(server: MCPServer[Any]) -> None:
+async def serve(server: MCPServer[Any], source: int, sink: int) -> None:
     """Serve one client until its stdin ends.
 
-    Meanwhile fd 0 is /dev/null and fd 1 is stderr, so no child and no stray print can tear a line.
+    Args:
+        server: what answers.
+        source: the descriptor that requests come by.
+        sink: the one that answers go to.
     """
-    with _claimed() as (source, sink):
-        reader, writer, close = await _streams(source, sink)
-        connection = Connection(
-            reader,
-            writer,
-            max_message_bytes=MAX_ANSWER_BYTES,
-            max_request_bytes=MAX_CALL_BYTES,
-            linger_seconds=LINGER_SECONDS,
-        )
-        try:
-            await connection.serve(server, experimental={})
-        finally:
-            close()
+    reader, writer, close = await _streams(source, sink)
+    connection = Connection(
+        reader,
+        writer,
+        max_message_bytes=MAX_ANSWER_BYTES,
+        max_request_bytes=MAX_CALL_BYTES,
+        linger_seconds=LINGER_SECONDS,
+    )
+    try:
+        await connection.serve(server, experimental={})
+    finally:
+        close()
 
 
 async def _streams(
@@ -79,8 +81,11 @@ def _are_one_socket(source: int, sink: int) -> bool:
 
 
 @contextlib.contextmanager
-def _claimed() -> Iterator[tuple[int, int]]:
-    """The two ends of the wire, on descriptors that no child inherits."""
+def claimed() -> Iterator[tuple[int, int]]:
+    """The two ends of the wire, on descriptors that no child inherits.
+
+    Meanwhile fd 0 is /dev/null and fd 1 is stderr, so no child and no stray print can tear a line.
+    """
     sys.stdout.flush()
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
