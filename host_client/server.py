@@ -19,18 +19,19 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
-from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from host_client import __version__, logs, stdio
+from host_client.bound import BoundServer, bound_instructions
 from host_client.config import Settings
-from host_client.errors import PodpipeError, RequestRefused, SandboxNotFound, StillStarting
+from host_client.errors import PodpipeError, RequestRefused, StillStarting
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.launcher import Progress, Status
 from host_client.outcome import Meter, Outcome
 from host_client.paths import allowed
-from host_client.refusals import PlainServer, refusals
+from host_client.refusals import refusals
 from host_client.session import WAIT
 from host_client.sessions import ANSWER_SECONDS
 from in_pod_server.connection import Connection
@@ -49,11 +50,6 @@ commands that end; start_background and read_output for servers and long jobs. N
 than 45 seconds: what still runs then goes on, under a process_id. A suspended sandbox is resumed by
 the next call. destroy_sandbox when the work is done.
 """
-BOUND = """\
-Tools that take a sandbox_id work in the sandbox {name!r} where it is left out; it is made when first
-used, so create_sandbox is only for another one.
-"""
-"""What a server that is bound to a sandbox says besides."""
 
 SandboxId = Annotated[
     str, Field(description="The sandbox_id (or name) that create_sandbox gave", max_length=63)
@@ -153,64 +149,6 @@ async def _progress(context: Context[Any, Any]) -> AsyncIterator[Progress]:
             tasks.cancel_scope.cancel()
 
 
-def _missed(error: BaseException | None) -> bool:
-    """Whether a sandbox that is not there is what an error comes from."""
-    while error and not isinstance(error, SandboxNotFound):
-        error = error.__cause__
-    return error is not None
-
-
-class _Server(PlainServer):
-    """The server, which may have a sandbox of its own, and logs a line for each call.
-
-    Args:
-        bound: the sandbox of a call that names none; empty for none.
-        options: as the SDK takes them.
-    """
-
-    def __init__(self, bound: str, *args: Any, tools: list[Tool], **options: Any) -> None:
-        self._bound = bound
-        super().__init__(*args, tools=[*map(self._optional, tools)] if bound else tools, **options)
-
-    def _optional(self, tool: Tool) -> Tool:
-        """A tool whose sandbox_id may be left out."""
-        schema = tool.parameters
-        if "sandbox_id" not in schema["properties"]:
-            return tool
-        described = schema["properties"]["sandbox_id"] | {
-            "default": self._bound,
-            "description": f"Only for a sandbox other than {self._bound!r}",
-        }
-        parameters = schema | {
-            "properties": schema["properties"] | {"sandbox_id": described},
-            "required": [name for name in schema["required"] if name != "sandbox_id"],
-        }
-        return tool.model_copy(update={"parameters": parameters})
-
-    async def call_tool(
-        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
-    ) -> CallToolResult | InputRequiredResult:
-        """Call a tool."""
-        tool = self._tool_manager.get_tool(name)
-        takes_sandbox = tool is not None and "sandbox_id" in tool.parameters["properties"]
-        if self._bound and takes_sandbox and arguments.get("sandbox_id") in (None, ""):
-            arguments = arguments | {"sandbox_id": self._bound}
-        ref = arguments.get("sandbox_id")
-        with logs.call(name if tool else "unknown", ref) as running:
-            try:
-                result = await super().call_tool(name, arguments, context)
-            except ToolError as error:
-                if self._bound and ref == self._bound and _missed(error):
-                    raise ToolError(
-                        f"sandbox {ref!r} is not there now; the next call that works in it, such as "
-                        "run_command, makes it"
-                    ) from error
-                raise
-            if not (isinstance(result, CallToolResult) and result.is_error):
-                running.outcome = "ok"
-        return result
-
-
 def build_server(host: Host) -> MCPServer[Any]:
     """The server with the toolsets that the settings name; touches no cluster.
 
@@ -258,11 +196,11 @@ def build_server(host: Host) -> MCPServer[Any]:
         tools += _lifecycle_tools(host) + _transfer_tools(host)
     for toolset in settings.toolsets:
         tools += [_PodTool.make(listed, forward) for listed in _pod_tools(toolset)]
-    return _Server(
+    return BoundServer(
         host.bound,
         "podpipe",
         title="Kubernetes sandboxes",
-        instructions=INSTRUCTIONS + (BOUND.format(name=host.bound) if host.bound else ""),
+        instructions=INSTRUCTIONS + bound_instructions(host.bound),
         version=__version__,
         tools=tools,
         log_level=settings.log_level,
