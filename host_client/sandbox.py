@@ -6,6 +6,7 @@ Times are aware UTC datetimes; in the cluster they are RFC 3339 with a Z.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,11 @@ Phase = Literal["running", "starting", "stopping", "suspended", "expired", "fail
 
 UNSCHEDULABLE_GRACE_SECONDS = 8.0
 """A new volume makes a pod unschedulable for a moment; longer than this it is the cluster's word."""
+
+SCHEDULER_LAG_SECONDS = 30.0
+"""After a restart of the API server the scheduler knows neither new claims nor their volumes for a
+while, and says that they are not there."""
+_NOT_SEEN_YET = re.compile(r'persistentvolume(claim)? "[^"]*" not found|non-existent pv')
 
 SERVED_SECONDS = 2.0
 """A daemon answers half a second after its start; a container that lived this long had served."""
@@ -324,7 +330,9 @@ class PodView:
         if self.restarts >= 1 and not self.container_running and self.crashed:
             return "CrashLoopBackOff", f"the container keeps ending: {self.last_exit}"
         age = (now - self.created_at).total_seconds()
-        if self.unschedulable and age >= UNSCHEDULABLE_GRACE_SECONDS:
+        behind = _NOT_SEEN_YET.search(self.unschedulable or "")
+        grace = SCHEDULER_LAG_SECONDS if behind else UNSCHEDULABLE_GRACE_SECONDS
+        if self.unschedulable and age >= grace:
             return "Unschedulable", self.unschedulable
         return None
 

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import json
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from host_client.errors import ContainerRestarted, PodReplaced
 from host_client.host import Host
-from tests.cluster.conftest import ROOT, Cluster
+from in_pod_server.contract import CONTAINER, DIAL_ARGV, META_LEASE
+from tests.cluster.conftest import Cluster
+from tests.soak.faults import pipes, restart_api_server, send
 
 BOUND = 150
 
 
-def kubectls() -> list[int]:
-    """Our own kubectl children that are pipes, by process id."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                mine = int(stat[1]) == os.getpid()
-                if mine and stat[0] != "Z" and b"dial.py" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
 def kill_pipe() -> None:
-    os.kill(kubectls()[0], signal.SIGKILL)
+    send(signal.SIGKILL, pipes()[:1])
 
 
 def freeze_pipe() -> None:
-    os.kill(kubectls()[0], signal.SIGSTOP)
-
-
-def restart_api_server() -> None:
-    """End the node's API server by its recorded id; `scripts/cluster up` starts it again."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    record = state / "podpipe/node/run/kube-apiserver.pid"
-    if not record.exists():
-        pytest.fail("only the node provider's API server can be restarted by a test")
-    os.kill(int(record.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
-    bash = shutil.which("bash")
-    assert bash
-    subprocess.run([bash, str(ROOT / "scripts/cluster"), "up"], check=True, capture_output=True)
+    send(signal.SIGSTOP, pipes()[:1])
 
 
 async def run(host: Host, command: str) -> dict[str, Any]:
@@ -80,5 +54,95 @@ async def test_a_command_outlives_the_fault_and_runs_once(
                 await anyio.to_thread.run_sync(fault)
             assert (found["stdout"], found["exit_code"]) == ("end\n", 0)
             assert (await run(host, "cat ran"))["stdout"] == "id\n"
-            while len(kubectls()) > 1:  # noqa: ASYNC110 - a frozen process takes its time to be ended
+            while len(pipes()) > 1:  # noqa: ASYNC110 - a frozen process takes its time to be ended
                 await anyio.sleep(0.1)
+
+
+async def test_a_pod_that_is_deleted_under_a_call_is_told_within_half_a_minute(
+    cluster: Cluster, user: str
+) -> None:
+    """L32: the client froze. The daemon ends its commands and says so, or the pod's end is told."""
+    with anyio.fail_after(BOUND):
+        async with Host(cluster.settings()) as host:
+            made = await host.launcher.create(name="work")
+            await run(host, "true")
+            found: list[object] = []
+
+            async def call() -> None:
+                try:
+                    found.append((await run(host, "echo id >> ran; sleep 40"))["signal"])
+                except PodReplaced as replaced:
+                    found.append(replaced.old_uid)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await anyio.sleep(2)  # as above
+                pod = made.pod
+                assert pod
+                assert await host.kubectl.delete("pods", pod.name, uid=pod.uid)
+                with anyio.fail_after(30):
+                    while not found:  # noqa: ASYNC110 - the call is another task's
+                        await anyio.sleep(0.1)
+            assert found[0] in ("SIGTERM", made.pod and made.pod.uid)
+            assert (await run(host, "cat ran"))["stdout"] == "id\n"
+            assert (await host.launcher.status("work")).sandbox.id == made.sandbox.id
+
+
+async def test_a_container_that_dies_under_a_call_is_told_with_its_exit_code(
+    cluster: Cluster, user: str
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Host(cluster.settings()) as host:
+            await host.launcher.create(name="work")
+            with pytest.raises(ContainerRestarted, match=r"137.*may have run in part.*survive"):
+                await run(host, "echo id >> ran; kill -9 -1; sleep 30")
+            assert (await run(host, "cat ran"))["stdout"] == "id\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_no_dial_is_left_in_the_pod_by_a_host_that_is_gone(
+    cluster: Cluster, user: str, number: signal.Signals
+) -> None:
+    """Whether its kubectl was killed, or is frozen for ever with answers on the way."""
+    with anyio.fail_after(BOUND):
+        async with Host(cluster.settings()) as host:
+            await host.launcher.create(name="work")
+            await run(host, "true")
+            session = host.sessions.existing("work")
+            assert session
+            pod = session.pod.name
+
+            def dials() -> int:
+                """Ours, which `run` came by, is the one that stays."""
+                return int(cluster.kubectl("exec", pod, "-c", CONTAINER, "--", "bash", "-c",
+                                           "pgrep -fc '[d]ial.py' || true"))  # fmt: skip
+
+            lost = subprocess.Popen(  # noqa: ASYNC220 - stopped for ever, it must not be waited for
+                host.kubectl.exec_argv(pod, DIAL_ARGV), env=host.kubectl.environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            assert lost.stdin
+            assert lost.stdout
+            hello = {"protocolVersion": "2025-11-25", "capabilities": {},
+                     "clientInfo": {"name": "test", "version": "0"}}  # fmt: skip
+            big = {"name": "run_command",
+                   "arguments": {"command": "head -c 300000 /dev/zero | tr '\\0' x"}}  # fmt: skip
+            messages: list[dict[str, Any]] = [
+                {"id": 0, "method": "initialize", "params": hello},
+                {"method": "notifications/initialized"},
+                {"id": 1, "method": "ping", "params": {"_meta": {META_LEASE: 5}}},
+                *({"id": n, "method": "tools/call", "params": big} for n in range(2, 10)),
+            ]
+            for message in messages:
+                lost.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            lost.stdin.flush()
+            await anyio.to_thread.run_sync(lost.stdout.readline)
+            assert dials() == 2
+            lost.send_signal(number)
+            try:
+                while dials() > 1:  # noqa: ASYNC110 - another process, in the pod
+                    await anyio.sleep(0.5)
+            finally:
+                lost.kill()
+                lost.communicate()
+            assert (await run(host, "echo ok"))["stdout"] == "ok\n"

@@ -120,6 +120,20 @@ def test_a_restarted_container_that_runs_is_no_failure() -> None:
     assert view.last_exit == "OOMKilled, exit code 137"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'persistentvolumeclaim "h" not found',
+        "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+    ],
+)
+def test_a_scheduler_that_lags_behind_is_given_longer(message: str) -> None:
+    """Seen after the API server had been restarted: the claim was there, and its volume too."""
+    view = pod(unschedulable(f"0/1 nodes are available: {message}"))
+    assert view.failure(NOW + timedelta(seconds=20)) is None
+    assert view.failure(NOW + timedelta(seconds=31)) is not None
+
+
 def test_unschedulable_is_given_a_moment_for_a_new_volume() -> None:
     view = pod(unschedulable("0/1 nodes: Insufficient cpu"))
     assert view.failure(NOW + timedelta(seconds=2)) is None
