@@ -69,7 +69,7 @@ class Connection:
         self._parts = parts
         self._in_flight: set[str] = set()
         self._settled = anyio.Event()
-        self._write_lock = anyio.Lock()
+        self._write_lock = anyio.Lock(fast_acquire=True)
         self._cancelled: set[str] = set()
         self._closing = False
         self._lease: float | None = None

@@ -7,6 +7,7 @@ commands, `tree` knows what belongs to one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -63,6 +64,8 @@ class ProcessTable:
         self._boot = secrets.token_hex(3)
         self._count = 0
         self._processes: dict[str, Process] = {}
+        self._unkept = 0
+        """Bytes of output in memory, as far as was counted; what runs on may have added to it."""
         self._closing = False
         self._census = Census()
         self._tasks: TaskGroup | None = None
@@ -277,7 +280,13 @@ class ProcessTable:
         assert self._tasks is not None
         self._processes[process.id] = process
         self._tasks.start_soon(self._watch, process, child)
-        self._tasks.start_soon(_reap, process, child)
+        try:
+            fd = os.pidfd_open(child.pid)
+        except OSError:
+            self._tasks.start_soon(_reap, process, child)
+        else:
+            # No task of its own: that would be one more turn of the loop in each answer.
+            asyncio.get_running_loop().add_reader(fd, _reap_now, process, child, fd)
 
     async def _watch(self, process: Process, child: subprocess.Popen[bytes]) -> None:
         with anyio.move_on_after(process.timeout) as limit:
@@ -293,7 +302,8 @@ class ProcessTable:
             pipe.drain()
         with anyio.move_on_after(DRAIN_SECONDS):
             for pipe in process.pipes:
-                await pipe.closed.wait()
+                if not pipe.closed.is_set():
+                    await pipe.closed.wait()
         left = len(await self._members(process))
         if process.input is not None:
             process.input.close()
@@ -304,7 +314,7 @@ class ProcessTable:
             process.oom_kills = after - process.oom_kills_before
         process.finish(child.returncode, timed_out=timed_out, left_running=left)
         self._launcher.forget(process.id)
-        self._make_room()
+        self._make_room(process)
 
     async def _members(self, process: Process) -> list[Stat]:
         return members(process.leader, await self._census.take())
@@ -352,22 +362,31 @@ class ProcessTable:
     def _is_own_log(self, process: Process) -> bool:
         return process.log_file == str(self._log_dir / f"{process.id}.log")
 
-    def _make_room(self) -> None:
-        """Keep the finished commands within their bounds, the newest first."""
+    def _make_room(self, process: Process) -> None:
+        """Keep the finished commands within their bounds, the newest first.
+
+        Looked at one by one only when there is something to let go: it is on the way of each answer.
+        """
+        outputs = (process.stdout, process.stderr)
+        self._unkept += sum(each.kept for each in outputs if isinstance(each, OutputBuffer))
+        spare = KEPT_FINISHED // 8
+        if self._unkept <= KEPT_OUTPUT_BYTES and len(self._processes) <= KEPT_FINISHED + spare:
+            return
         kept = count = 0
-        for process in reversed(list(self)):
-            if not process.done.is_set():
+        for finished in reversed(list(self)):
+            if not finished.done.is_set():
                 continue
             count += 1
-            for output in (process.stdout, process.stderr):
+            for output in (finished.stdout, finished.stderr):
                 if isinstance(output, OutputBuffer):
                     if kept + output.kept > KEPT_OUTPUT_BYTES:
                         output.release()
                     kept += output.kept
             # What still runs must stay in reach of stop_process.
-            if count > KEPT_FINISHED and not process.left_running:
-                del self._processes[process.id]
-                self._forget(process)
+            if count > KEPT_FINISHED and not finished.left_running:
+                del self._processes[finished.id]
+                self._forget(finished)
+        self._unkept = kept
 
     def _forget(self, process: Process) -> None:
         if process.input is not None:
@@ -394,18 +413,19 @@ def _leader(process_id: str, child: subprocess.Popen[bytes]) -> Leader:
     return Leader(process_id, child.pid, stat.started if stat else 0)
 
 
+def _reap_now(process: Process, child: subprocess.Popen[bytes], fd: int) -> None:
+    """Take the exit code of a command whose pidfd says that it has ended."""
+    asyncio.get_running_loop().remove_reader(fd)
+    os.close(fd)
+    child.wait()
+    process.reaped.set()
+    process.attention.set()
+
+
 async def _reap(process: Process, child: subprocess.Popen[bytes]) -> None:
-    try:
-        fd = os.pidfd_open(child.pid)
-    except OSError:
-        while child.poll() is None:  # noqa: ASYNC110 - a kernel without pidfds tells nobody
-            await anyio.sleep(POLL_SECONDS)
-    else:
-        try:
-            await anyio.wait_readable(fd)
-        finally:
-            os.close(fd)
-        child.wait()
+    """Wait for a command on a kernel without pidfds, which tells nobody."""
+    while child.poll() is None:  # noqa: ASYNC110
+        await anyio.sleep(POLL_SECONDS)
     process.reaped.set()
     process.attention.set()
 

@@ -98,7 +98,7 @@ class Census:
         own = read_stat(self._own)
         self._since = own.started if own else 0
         self._known: dict[tuple[int, int], str] = {}
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._next: _Look | None = None
 
     async def take(self) -> list[Seen]:
