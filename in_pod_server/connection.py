@@ -90,6 +90,8 @@ class Connection:
         """Run one MCP session until the client has left."""
         # The one private access: MCPServer has no public way to serve a stream of our own.
         lowlevel = server._lowlevel_server
+        # Spans that nobody collects and sealed states that no tool of ours has: latency of each call.
+        lowlevel.middleware.clear()
         options = lowlevel.create_initialization_options(experimental_capabilities=experimental)
         feed, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         try:

@@ -58,13 +58,17 @@ class Direction:
         return (self.sink, select.POLLOUT) if self.chunk else (self.source, select.POLLIN)
 
     def move(self) -> bool:
-        """Do the one step that poll reported as possible; return False at the source's end."""
-        if self.chunk:
-            self.chunk = self.chunk[os.write(self.sink, self.chunk) :]
-            return True
-        data = os.read(self.source, CHUNK)
-        self.chunk = memoryview(data)
-        return bool(data)
+        """Do the step that poll reported as possible; return False at the source's end.
+
+        What was read is written at once: the sink has nearly always room, and a poll is latency.
+        """
+        if not self.chunk:
+            data = os.read(self.source, CHUNK)
+            if not data:
+                return False
+            self.chunk = memoryview(data)
+        self.chunk = self.chunk[os.write(self.sink, self.chunk) :]
+        return True
 
 
 def pump(sock: socket.socket, stdin: int = 0, stdout: int = 1) -> None:
