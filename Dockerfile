@@ -13,8 +13,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_conf \
     export APT_CONFIG=/run/secrets/apt_conf DEBIAN_FRONTEND=noninteractive; \
     apt-get update -q; \
     apt-get install -y -q --no-install-recommends \
-        bash ca-certificates curl git gzip openssh-client openssh-server procps python3 python3-venv \
-        ripgrep rsync systemd-standalone-sysusers tar tini; \
+        bash bash-static ca-certificates curl git gzip openssh-client openssh-server procps python3 \
+        python3-venv ripgrep rsync systemd-standalone-sysusers tar tini; \
     groupadd --gid 1000 sandbox; \
     useradd --uid 1000 --gid 1000 --home-dir /home/sandbox --create-home --shell /bin/bash \
         --password '*' sandbox; \

@@ -23,6 +23,9 @@ from in_pod_server.errors import ArgumentError, StartFailedError
 from in_pod_server.tree import MARKER
 
 SHELL: Final = "/bin/bash"
+QUICK_SHELL: Final = "/bin/bash-static"
+"""The same bash without shared libraries to look up, where the image has it: a quarter of its start.
+It runs by the other's name, which is what scripts see."""
 OOM_SCORE: Final = "500"
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
@@ -54,6 +57,7 @@ class Launcher:
         self._run_dir = run_dir
         self._user = user
         self._tmp_dir = tmp_dir
+        self._program = QUICK_SHELL if os.access(QUICK_SHELL, os.X_OK) else SHELL
 
     def start(
         self,
@@ -98,6 +102,7 @@ class Launcher:
                 on_terminal = [*shell, b"-c", _ON_TERMINAL, os.fsencode(terminal)]
                 child = subprocess.Popen(
                     [*(on_terminal if terminal else []), *shell, *what],
+                    executable=self._program,
                     stdin=source,
                     stdout=stdout,
                     stderr=stderr,
