@@ -110,6 +110,11 @@ class Pipe(asyncio.SubprocessProtocol):
         )
         return pipe
 
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._transport.get_pid()
+
     async def initialize(self, timeout: float) -> dict[str, Any]:
         """Shake hands; return the answer to `initialize`.
 

@@ -187,6 +187,11 @@ class SandboxSession:
         return f"{error}; kubectl said: {said[-500:]}" if said else f"{error}"
 
     @property
+    def kubectl_pid(self) -> int | None:
+        """Process id of the kubectl that is the pipe."""
+        return self._pipe.pid if self._pipe else None
+
+    @property
     def stderr(self) -> bytes:
         """The last of what kubectl wrote to stderr; for messages only, never for decisions."""
         return self._pipe.stderr if self._pipe else b""

@@ -79,6 +79,7 @@ class Row(Generic[Place]):
         target: the highest ratio of the medians that is good enough; None for one to look at.
         warmups: turns that are run and not counted.
         burst: samples in a row that each side takes in its turn.
+        added: the most seconds that our median may be above the baseline's; None for no such bound.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Row(Generic[Place]):
     target: float | None = None
     warmups: int = 1
     burst: int = 1
+    added: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,23 @@ class Result(Generic[Place]):
         return mine.median / other.median
 
     @property
+    def difference(self) -> float | None:
+        """Seconds that our median is above the baseline's."""
+        if self.ratio is None:
+            return None
+        mine, other = (Summary.of(s.seconds for s in side) for side in (self.ours, self.baseline))
+        return mine.median - other.median
+
+    @property
     def verdict(self) -> str:
         """`ok`, `MISS`, `FAILED`, or `-` where there is no target."""
         if self.ratio is None:
             return "FAILED"
-        if self.row.target is None:
+        bounds = [(self.ratio, self.row.target), (self.difference, self.row.added)]
+        asked = [(is_, most) for is_, most in bounds if is_ is not None and most is not None]
+        if not asked:
             return "-"
-        return "ok" if self.ratio <= self.row.target else "MISS"
+        return "ok" if all(is_ <= most for is_, most in asked) else "MISS"
 
     def to_json(self) -> dict[str, Any]:
         """All of it, times in milliseconds."""
@@ -147,6 +159,8 @@ class Result(Generic[Place]):
             "name": self.row.name,
             "target": self.row.target,
             "ratio": round(self.ratio, 5) if self.ratio is not None else None,
+            "most_added_ms": milliseconds(self.row.added) if self.row.added is not None else None,
+            "added_ms": milliseconds(self.difference) if self.difference is not None else None,
             "verdict": self.verdict,
             "failure": self.failure,
             "load": [round(value, 2) for value in self.load],

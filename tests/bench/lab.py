@@ -50,6 +50,9 @@ class Lab:
             session="bench",
             ttl_minutes=TTL_MINUTES,
             max_ttl_minutes=MAX_TTL_MINUTES,
+            # So little that rows with many sandboxes fit a laptop's node.
+            cpu_request="10m",
+            memory_request="32Mi",
             environment=dict(settings.environment),
         )
         self.tell = tell

@@ -99,7 +99,7 @@ def _cells(result: Result[Any]) -> list[Text]:
         _ms(mine.median if mine else None),
         _ms(other.median if other else None),
         _number(result.ratio),
-        _number(result.row.target),
+        _number(result.row.target) if result.row.added is None else f"+{_ms(result.row.added)} ms",
         result.verdict,
         *(_ms(value) for value in ((mine.least, mine.p95) if mine else (None, None))),
         *(_ms(value) for value in ((other.least, other.p95) if other else (None, None))),

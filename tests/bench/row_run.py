@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -13,12 +16,14 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from host_client.errors import PodpipeError
-from tests.bench.harness import Row, Sides, timed
+from tests.bench.harness import Row, Sample, Sides, percentile, timed
 from tests.bench.lab import Lab, checked
 
 AT_ONCE = 64
+SANDBOXES = 20
+CALLS = 20
 PARALLEL = 32
-BURST = 5
+BURST = 20
 """Calls in a row by either side in its turn: a warm call is one that follows another."""
 PODPIPE = Path(sys.executable).with_name("podpipe")
 TRUE = {"command": "true"}
@@ -97,14 +102,72 @@ async def _both_at_once(lab: Lab) -> AsyncIterator[Sides]:
         yield Sides(timed(partial(volley, call)), timed(execs))
 
 
+@asynccontextmanager
+async def _served_and_direct(lab: Lab) -> AsyncIterator[Sides]:
+    async with _served(lab) as served, _in_process(lab) as direct:
+        yield Sides(timed(served), timed(direct))
+
+
+@asynccontextmanager
+async def _recovering(lab: Lab) -> AsyncIterator[Sides]:
+    session = await lab.sandbox()
+    name = session.sandbox.id
+
+    async def ours() -> Sample:
+        # A call first: it opens what the last sample broke.
+        await lab.host.sessions.call(name, "run_command", dict(TRUE))
+        broken = lab.host.sessions.existing(name)
+        if broken is None or broken.kubectl_pid is None:
+            raise PodpipeError("there is no pipe to break")
+        began = time.perf_counter()
+        os.kill(broken.kubectl_pid, signal.SIGKILL)
+        result = await lab.host.sessions.call(name, "run_command", dict(TRUE))
+        taken = time.perf_counter() - began
+        _expect_success(False, checked(result), result["content"])
+        return Sample(taken)
+
+    yield Sides(ours, timed(partial(lab.exec_true, session.pod.name)))
+
+
+@asynccontextmanager
+async def _many(lab: Lab) -> AsyncIterator[Sides]:
+    pod = (await lab.sandbox()).pod.name
+    lab.tell(f"making {SANDBOXES} sandboxes")
+    ids = [(await lab.host.launcher.create()).sandbox.id for _ in range(SANDBOXES)]
+
+    async def ours() -> Sample:
+        took: list[float] = []
+
+        async def call(sandbox_id: str, number: int) -> None:
+            began = time.perf_counter()
+            asked = {"command": f"sleep 0.2; echo {number}"}
+            facts = checked(await lab.host.sessions.call(sandbox_id, "run_command", asked))
+            if facts["stdout"] != f"{number}\n":
+                raise PodpipeError(f"call {number} of {sandbox_id} got another's answer: {facts}")
+            took.append(time.perf_counter() - began)
+
+        async with anyio.create_task_group() as tasks:
+            for sandbox_id in ids:
+                for number in range(CALLS):
+                    tasks.start_soon(call, sandbox_id, number)
+        return Sample(percentile(sorted(took), 0.99))
+
+    try:
+        yield Sides(ours, timed(partial(lab.exec_true, pod)))
+    finally:
+        with anyio.CancelScope(shield=True):
+            for sandbox_id in ids:
+                await lab.host.launcher.destroy(sandbox_id)
+
+
 ROWS: tuple[Row[Lab], ...] = (
     Row(
         name="run",
         ours="run_command('true') through podpipe serve and the pipe",
         baseline="kubectl exec POD -- true",
         sides=_against_exec(_served),
-        runs=40,
-        target=1 / 15,
+        runs=60,
+        target=1 / 22,
         burst=BURST,
     ),
     Row(
@@ -113,6 +176,7 @@ ROWS: tuple[Row[Lab], ...] = (
         baseline="one kubectl exec POD -- true",
         sides=_against_exec(_served, AT_ONCE),
         runs=10,
+        target=1 / 60,
     ),
     Row(
         name="run-32",
@@ -127,7 +191,8 @@ ROWS: tuple[Row[Lab], ...] = (
         ours="run_command('true') by Sessions.call, without the host server",
         baseline="kubectl exec POD -- true",
         sides=_against_exec(_in_process),
-        runs=40,
+        runs=60,
+        target=1 / 35,
         burst=BURST,
     ),
     Row(
@@ -136,5 +201,30 @@ ROWS: tuple[Row[Lab], ...] = (
         baseline="one kubectl exec POD -- true",
         sides=_against_exec(_in_process, AT_ONCE),
         runs=10,
+        target=1 / 60,
+    ),
+    Row(
+        name="run-overhead",
+        ours="run_command('true') through podpipe serve",
+        baseline="run_command('true') by Sessions.call",
+        sides=_served_and_direct,
+        runs=60,
+        burst=BURST,
+        added=0.003,
+    ),
+    Row(
+        name="recovery",
+        ours="kill -9 of the pipe's kubectl, then run_command('true') until it is answered",
+        baseline="kubectl exec POD -- true",
+        sides=_recovering,
+        runs=10,
+        target=2.0,
+    ),
+    Row(
+        name="many",
+        ours=f"{CALLS} run_command at once in each of {SANDBOXES} sandboxes: the slowest but 1 %",
+        baseline="kubectl exec POD -- true",
+        sides=_many,
+        runs=5,
     ),
 )

@@ -47,10 +47,6 @@ async def speaking(program: str) -> AsyncIterator[Pipe]:
         await pipe.aclose()
 
 
-def pid_of(pipe: Pipe) -> int:
-    return pipe._transport.get_pid()
-
-
 async def test_each_request_gets_its_own_answer_in_any_order() -> None:
     held = CHILD + (
         "    held = globals().setdefault('held', [])\n"
@@ -242,7 +238,7 @@ async def test_a_child_that_will_not_end_is_made_to(stopped: bool) -> None:
     async with speaking(program) as pipe:
         while not pipe.stderr:
             await anyio.lowlevel.checkpoint()
-        pid = pid_of(pipe)
+        pid = pipe.pid
         if stopped:
             os.kill(pid, signal.SIGSTOP)
     with pytest.raises(ProcessLookupError):
