@@ -101,7 +101,7 @@ class Sessions:
             return session
         # Callers of one sandbox wait for one attempt; no other sandbox waits for it.
         async with self._locks.setdefault(ref, anyio.Lock()):
-            if session := self.existing(ref):
+            if session := self.existing(ref) or await self._pipes.redial(self._ids.get(ref, ref)):
                 return session
             sandbox, pod = await self._started(ref, wait, progress or silent, resume)
             self._ids[ref] = sandbox.id

@@ -116,6 +116,22 @@ async def test_a_pipe_that_died_between_calls_is_opened_anew(host: Host, stub: S
     assert stub.execs() == 2
 
 
+async def test_a_pipe_that_broke_is_opened_anew_without_a_lookup(
+    host: Host, stub: StubCluster
+) -> None:
+    """The hello proves which pod it is; looking it up first would double the time."""
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        await run(host, "work", "true")
+        session = host.sessions.existing("work")
+        assert session
+        stub.faults(get={"stderr": "Unable to connect to the server: no route to host"})
+        os.kill(pipes()[0], signal.SIGKILL)
+        while session.alive:
+            await anyio.lowlevel.checkpoint()
+        assert (await run(host, "work", "echo again"))["stdout"] == "again\n"
+
+
 async def killed_while(
     host: Host, stub: StubCluster, command: str, kill: Callable[[], object]
 ) -> dict[str, Any]:
@@ -252,7 +268,8 @@ async def test_a_call_that_can_never_be_asked_again_is_unknown(
     await host.launcher.create(name="work")
 
     def cut() -> None:
-        stub.faults(get={"stderr": "Unable to connect to the server: no route to host"})
+        gone = {"stderr": "Unable to connect to the server: no route to host"}
+        stub.faults(get=gone, exec=gone)
         os.kill(pipes()[0], signal.SIGKILL)
 
     with anyio.fail_after(BOUND):
