@@ -19,12 +19,13 @@ from typing import NoReturn
 import anyio
 
 from host_client import __version__
-from host_client.commands import files, lifecycle, look, pipes
+from host_client.commands import files, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import run as runs
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, root_cause
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
+from host_client.sandbox import ORPHAN_GRACE_SECONDS
 
 EXAMPLES = """\
 examples:
@@ -240,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     destroy = add("destroy", lifecycle.destroy, "End a sandbox for good.", "destroy work")
     destroy.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
     destroy.add_argument("--yes", action="store_true", help="do not ask")
+    _add_reap(add)
     connect = add(
         "connect",
         pipes.connect,
@@ -269,6 +271,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_install(commands)
     return parser
+
+
+def _add_reap(add: Callable[..., argparse.ArgumentParser]) -> None:
+    sub = add(
+        "reap",
+        reap.reap,
+        "Delete expired sandboxes of all users, and what they left behind; homes are kept.",
+        "reap --every 60",
+        sandbox=False,
+    )
+    sub.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    sub.add_argument(
+        "--every",
+        type=float,
+        nargs="?",
+        default=0,
+        const=None,
+        metavar="SECONDS",
+        help=f"again and again; {_default('REAPER_INTERVAL_SECONDS')}",
+    )
+    sub.add_argument(
+        "--grace",
+        type=float,
+        default=ORPHAN_GRACE_SECONDS,
+        metavar="SECONDS",
+        help="keep what looks left behind and is younger: it may be a create under way; "
+        f"default {ORPHAN_GRACE_SECONDS}",
+    )
 
 
 def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -21,6 +21,7 @@ from host_client.identity import default_user, user_key
 from in_pod_server.contract import MAX_FILE_BYTES
 
 IDLE_SECONDS = 600
+REAPER_INTERVAL_SECONDS = 60
 DEFAULT_RUNTIME_CLASS = "gvisor"
 DEFAULT_STORAGE_CLASS = "standard"
 """What is tried first where the setting is unset."""
@@ -46,6 +47,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "MEMORY_REQUEST": ("256Mi", "memory request"),
     "EPHEMERAL_STORAGE_LIMIT": ("8Gi", "scratch disk of a sandbox: /tmp and logs"),
     "MAX_FILE_BYTES": (str(MAX_FILE_BYTES), "cap of read_file and write_file, in bytes"),
+    "REAPER_INTERVAL_SECONDS": (
+        str(REAPER_INTERVAL_SECONDS),
+        "how often `podpipe reap --every` sweeps expired sandboxes",
+    ),
     "IMAGE_PULL_SECRETS": ("", "names of pull secrets in the namespace, comma-separated"),
     "KUBECONFIG": ("~/.kube/config", "as kubectl reads it"),
     "PODPIPE_CONTEXT": ("", "kubeconfig context; empty means the current one, pinned at start"),
@@ -148,6 +153,7 @@ class Settings:
     memory_request: str = "256Mi"
     ephemeral_storage_limit: str = "8Gi"
     max_file_bytes: int = MAX_FILE_BYTES
+    reaper_interval_seconds: int = REAPER_INTERVAL_SECONDS
     pull_secrets: tuple[str, ...] = ()
     context: str = ""
     kubectl: str = ""
@@ -230,6 +236,13 @@ class Settings:
             ),
             max_file_bytes=_integer(
                 env.get("MAX_FILE_BYTES", ""), "MAX_FILE_BYTES", MAX_FILE_BYTES, 1, 1 << 30
+            ),
+            reaper_interval_seconds=_integer(
+                env.get("REAPER_INTERVAL_SECONDS", ""),
+                "REAPER_INTERVAL_SECONDS",
+                REAPER_INTERVAL_SECONDS,
+                1,
+                86400,
             ),
             pull_secrets=tuple(_words(env.get("IMAGE_PULL_SECRETS", ""))),
             context=text("PODPIPE_CONTEXT", ""),

@@ -33,6 +33,9 @@ SCHEDULER_LAG_SECONDS = 30.0
 while, and says that they are not there."""
 _NOT_SEEN_YET = re.compile(r'persistentvolume(claim)? "[^"]*" not found|non-existent pv')
 
+ORPHAN_GRACE_SECONDS = 600
+"""Younger than this, what looks left behind may be a create under way: the longest takes two minutes."""
+
 SERVED_SECONDS = 2.0
 """A daemon answers half a second after its start; a container that lived this long had served."""
 KILLED = 137

@@ -66,7 +66,9 @@ class StubCluster:
 
     def add(self, obj: dict[str, Any]) -> None:
         obj["metadata"] = {"uid": "u", "resourceVersion": "1", "labels": {}} | obj["metadata"]
-        objects = self.objects | {f"{obj['kind']}/{obj['metadata']['name']}": obj}
+        self.replace(self.objects | {f"{obj['kind']}/{obj['metadata']['name']}": obj})
+
+    def replace(self, objects: dict[str, Any]) -> None:
         (self.folder / "state.json").write_text(json.dumps(objects), encoding="utf-8")
 
     def faults(self, **faults: dict[str, Any]) -> None:
