@@ -26,7 +26,7 @@ SHELL: Final = "/bin/bash"
 QUICK_SHELL: Final = "/bin/bash-static"
 """The same bash without shared libraries to look up, where the image has it: a quarter of its start.
 It runs by the other's name, which is what scripts see."""
-OOM_SCORE: Final = "500"
+OOM_SCORE: Final = b"500"
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
 
@@ -190,7 +190,11 @@ class Launcher:
 def _offer_to_oom_killer(pid: int) -> None:
     """Where memory runs out and one process has to die, let it be the command's and not ours."""
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(OOM_SCORE, "ascii")
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, OOM_SCORE)
+        finally:
+            os.close(fd)
 
 
 def _dump_no_core(pid: int) -> None:

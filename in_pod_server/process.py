@@ -28,12 +28,12 @@ class Bell:
     """Wakes whoever waits for the next change; nothing is remembered between rings."""
 
     def __init__(self) -> None:
-        self._event: anyio.Event | None = None
+        self._event: asyncio.Event | None = None
 
     async def wait(self) -> None:
         """Return at the next ring."""
         if self._event is None:
-            self._event = anyio.Event()
+            self._event = asyncio.Event()
         await self._event.wait()
 
     def ring(self) -> None:
@@ -50,7 +50,7 @@ class Pipe:
         self._fd = fd
         self._output = output
         self._on_change = on_change
-        self.closed = anyio.Event()
+        self.closed = asyncio.Event()
         os.set_blocking(fd, False)
         asyncio.get_running_loop().add_reader(fd, self._readable)
 
@@ -110,11 +110,11 @@ class Process:
     """Whether it got KILL, and not from us."""
     oom_kills: int | None = 0
     """Processes of the sandbox that were killed for want of memory meanwhile; None: nobody counts."""
-    done: anyio.Event = field(default_factory=anyio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
     changed: Bell = field(default_factory=Bell)
-    attention: anyio.Event = field(default_factory=anyio.Event)
+    attention: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the leader has ended or somebody wants it to end."""
-    reaped: anyio.Event = field(default_factory=anyio.Event)
+    reaped: asyncio.Event = field(default_factory=asyncio.Event)
     stop_signal: int = SIGTERM
     kill_at: float = float("inf")
     _started: float = field(default_factory=time.monotonic)
