@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Parts = tuple[str, ...]
 
 BATCH = 400
+STORED_SINGLY = 32
+"""So many files are stored one by one. More wait for the whole file system once, which costs what
+anybody has written to it."""
 KEEP_BYTES = 1024 * 1024
 """An unfinished file of at least so many bytes is kept for the next try."""
 MAX_LISTED = 1000
@@ -160,6 +163,9 @@ class Receiver:
         self._links: list[tuple[Parts, str, int]] = []
         self._pending: dict[int, _File] = {}
         self._writing: _Writing | None = None
+        self._placed = 0
+        self._touched: set[Parts] = set()
+        """Folders with new names in them."""
         self.sums: dict[int, str] = {}
         """SHA-256 of each file that is in its place, as read back."""
         self.bytes = 0
@@ -287,6 +293,7 @@ class Receiver:
         try:
             if self._tree.make(parts):
                 self._new.add(parts)
+                self._touched.add(parts[:-1])
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 self._refuse("/".join(parts), "a folder where a file or a link is already")
@@ -426,7 +433,7 @@ class Receiver:
             if mine == digest:
                 os.fchmod(fd, mode)
                 os.utime(fd, ns=(mtime, mtime))
-                _rename(fd, folder, file.part, file.parts[-1])
+                self._store(fd, folder, file)
                 placed = True
         finally:
             os.close(fd)
@@ -527,7 +534,7 @@ class Receiver:
             return
         os.fchmod(writing.fd, writing.mode)
         os.utime(writing.fd, ns=(writing.mtime, writing.mtime))
-        _rename(writing.fd, folder, writing.file.part, name)
+        self._store(writing.fd, folder, writing.file)
 
     def _drop(self) -> None:
         """Leave nothing of the file that is under way."""
@@ -585,14 +592,26 @@ class Receiver:
                     except OSError as error:
                         self._fail((*parts, name), error)
 
+    def _store(self, fd: int, folder: int, file: _File) -> None:
+        """Put a file in its place; what stands there goes only for what is stored already."""
+        *above, name = file.parts
+        self._placed += 1
+        if self._placed <= STORED_SINGLY or _exists(folder, name):
+            os.fsync(fd)
+        os.rename(file.part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._touched.add(tuple(above))
+
     def _settle(self) -> None:
         """Nothing is said to have arrived that a crash could take away again."""
-        if self.sums:
-            try:
+        try:
+            if self._placed > STORED_SINGLY:
                 places.settle(self._tree.root)
-            except OSError as error:
-                why = f"what arrived may not last: the disk did not store it ({error.strerror})"
-                self._list(self.failed, self._target.path, why)
+            else:
+                for parts in sorted(self._touched):
+                    os.fsync(self._tree.folder(parts))
+        except OSError as error:
+            why = f"what arrived may not last: the disk did not store it ({error.strerror})"
+            self._list(self.failed, self._target.path, why)
 
     def _finish_folders(self) -> None:
         for parts, (mode, mtime) in reversed(self._folders.items()):
@@ -604,12 +623,12 @@ class Receiver:
                 self._fail(parts, error)
 
 
-def _rename(fd: int, folder: int, part: str, name: str) -> None:
-    """Put a file in its place; what stands there goes only for what is stored already."""
-    with contextlib.suppress(FileNotFoundError):
+def _exists(folder: int, name: str) -> bool:
+    try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
-        os.fsync(fd)
-    os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _part(name: str) -> str:

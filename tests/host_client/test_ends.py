@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host_client.ends import places, wire
+from host_client.ends import places, receiver, wire
 from host_client.ends.receiver import Receiver, Target
 from host_client.ends.sender import Sender, Source
 
@@ -477,10 +477,22 @@ def test_a_file_that_changes_while_it_is_read_is_said_to_have(pair: Pair, tmp_pa
         assert wire.parsed(payload, list)[2] is True
 
 
+@pytest.mark.parametrize(
+    ("singly", "expected"),
+    [
+        (2, ["fsync", "rename", "fsync", "rename", "fsync"]),
+        (0, ["rename", "fsync", "rename", "settle"]),
+    ],
+    ids=["few", "many"],
+)
 def test_what_is_said_to_have_arrived_is_stored(
-    pair: Pair, place: Place, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, place: Place, monkeypatch: pytest.MonkeyPatch, singly: int, expected: list[str]
 ) -> None:
-    """What replaces another file before that is gone, everything before it is reported."""
+    """What replaces another file before that is gone, everything before it is reported.
+
+    Few files are stored one by one, and their folder after them; many at once.
+    """
+    monkeypatch.setattr(receiver, "STORED_SINGLY", singly)
     (place.target / "old").write_bytes(b"old")
     done: list[str] = []
     for owner, name in ((os, "fsync"), (os, "rename"), (places, "settle")):
@@ -498,7 +510,7 @@ def test_what_is_said_to_have_arrived_is_stored(
         (wire.DATA, b"o"), (wire.FINISH, [1, hashlib.sha256(b"o").hexdigest(), False]),
     )  # fmt: skip
     assert (len(end.sums), end.failed) == (2, [])
-    assert done == ["rename", "fsync", "rename", "settle"]
+    assert done == expected
 
 
 def test_a_disk_that_does_not_store_is_told(
@@ -507,6 +519,7 @@ def test_a_disk_that_does_not_store_is_told(
     def failing(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    monkeypatch.setattr(receiver, "STORED_SINGLY", 0)
     monkeypatch.setattr(places, "settle", failing)
     end = place.receive(pair, [entry("new")], small(0, b"n"))
     assert [(path, "may not last" in why) for path, why in end.failed] == [
