@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from host_client.config import Settings
 
+ROOT = Path(__file__).resolve().parents[2]
 STUB_KUBECTL = Path(__file__).resolve().parent.parent / "stubs" / "kubectl"
 
 
@@ -109,3 +111,27 @@ def stub(tmp_path: Path) -> Iterator[StubCluster]:
     yield cluster
     cluster.close()
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+class Podpipe:
+    def __init__(self, stub: StubCluster) -> None:
+        self.environment = stub.environment | {"PYTHONPATH": str(ROOT)}
+
+    def start(self, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "host_client", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment | environment,
+        )
+
+    def __call__(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv, **environment)
+        out, err = process.communicate(timeout=90)
+        return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def podpipe(stub: StubCluster) -> Podpipe:
+    return Podpipe(stub)

@@ -21,8 +21,7 @@ from host_client.errors import PodpipeError, UsageError
 from host_client.install.clients import config_file, put_in
 from host_client.install.entry import Entry, checked_name, client_entry
 from host_client.install.files import BACKUP_SUFFIX, change_json
-from tests.host_client.conftest import StubCluster
-from tests.host_client.test_cli import Podpipe
+from tests.host_client.conftest import Podpipe, StubCluster
 
 BOUND = 60
 ENTRY = Entry("/p/bin/podpipe", ("serve",), {"PODPIPE_USER": "alice", "NAMESPACE": "n"})

@@ -19,8 +19,7 @@ from host_client.host import Host
 from host_client.parts import stage
 from host_client.pipe import METHOD_NOT_FOUND
 from in_pod_server.contract import MAX_STAGED_BYTES, METHOD_PART, PART_CHARS
-from tests.host_client.conftest import StubCluster
-from tests.host_client.test_cli import Podpipe
+from tests.host_client.conftest import Podpipe, StubCluster
 from tests.host_client.test_session import BOUND, pipes, run
 
 LARGE = 30 * 1024 * 1024

@@ -1,0 +1,129 @@
+"""`podpipe connect` as a process over the stub kubectl: a raw pipe to the daemon or to a command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from host_client.interrupts import EXIT_INTERRUPTED
+from in_pod_server.contract import HELLO
+from tests.host_client.conftest import Podpipe, StubCluster, runs
+
+
+def test_connect_is_a_byte_exact_pipe_for_any_client(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "t", "version": "1"},
+        },
+    }
+    process = podpipe.start("connect", "work")
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(json.dumps(hello).encode() + b"\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    assert HELLO in answer["result"]["capabilities"]["experimental"]
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_connect_makes_a_named_sandbox_that_is_absent_and_says_what_it_waits_for(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    for _ in range(2):
+        process = podpipe.start("connect", "lasting", "--", "cat")
+        out, err = process.communicate(b"through", timeout=60)
+        assert (process.returncode, out) == (0, b"through"), err.decode()
+        assert b"podpipe: connecting" in err
+    assert len(stub.names("Pod")) == 1
+
+
+def test_two_connects_to_one_absent_name_make_one_sandbox(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    both = [podpipe.start("connect", "lasting", "--", "cat") for _ in range(2)]
+    ends = [process.communicate(b"x", timeout=60) for process in both]
+    assert [out for out, _ in ends] == [b"x", b"x"], ends
+    assert len(stub.names("Pod")) == 1
+
+
+def test_connect_to_a_random_id_that_is_gone_makes_nothing(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    ended = podpipe("connect", "spygsm3rbjnoltfoi")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert stub.names("Pod") == []
+
+
+def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    data = os.urandom(300_000)
+    process = podpipe.start("connect", "work", "--", "cat")
+    out, _ = process.communicate(data, timeout=60)
+    assert hashlib.sha256(out).digest() == hashlib.sha256(data).digest()
+
+
+def test_connect_passes_on_exit_code_stderr_and_the_end_of_either_side(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    script = "cat; echo seen the end; exec >&-; echo apart >&2; exit 7"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    out, err = process.communicate(b"typed ", timeout=60)
+    assert (process.returncode, out) == (7, b"typed seen the end\n")
+    assert b"apart" in err
+    assert b"typed" not in err
+
+
+def test_connect_changes_none_of_256_bytes_and_cuts_no_line_of_5_mb(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    data = bytes(range(256)) + b"x" * 5_000_000 + b"\n" + bytes(range(256))
+    process = podpipe.start("connect", "work", "--", "cat")
+    out, _ = process.communicate(data, timeout=60)
+    assert out == data
+
+
+def test_connect_gives_a_command_no_terminal(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    ended = podpipe("connect", "work", "--", "sh", "-c", "test -t 0 || test -t 1 || test -t 2")
+    assert ended.returncode == 1
+
+
+def test_connect_to_a_command_that_is_not_there_is_one_clear_error(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    ended = podpipe("connect", "work", "--", "nonesuch")
+    assert ended.returncode == 127
+    (said,) = [line for line in ended.stderr.splitlines() if "nonesuch" in line]
+    assert "No such file" in said
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "trap"), [(signal.SIGINT, ""), (signal.SIGTERM, "trap '' TERM INT; ")]
+)
+def test_a_signal_ends_what_connect_runs_and_leaves_nothing(
+    podpipe: Podpipe, stub: StubCluster, number: signal.Signals, trap: str
+) -> None:
+    """What takes no notice of the end of its stdin ran on in the pod for ever."""
+    podpipe("create", "--name", "work")
+    script = f"{trap}sleep 600 & echo $! $$; wait; wait; sleep 600"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    assert process.stdout
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == EXIT_INTERRUPTED
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls for the end of what is no child of ours
