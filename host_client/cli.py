@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -75,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us: nobody wants to hear
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    _settle()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parser().parse_args(words)
@@ -109,6 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == EXIT_INTERRUPTED and as_json:
         _fail("interrupted", "interrupted", code, as_json)
     return code
+
+
+def _settle() -> None:
+    """Take back what a parent may have left to us that no program can work with."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: what is opened next would pass for it
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
+    # Ignored there, it is ignored here: every child's end would be lost, and each call with it.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _code_of(error: PodpipeError) -> str:

@@ -114,20 +114,30 @@ def stub(tmp_path: Path) -> Iterator[StubCluster]:
 
 
 class Podpipe:
+    """The program, as a shell or a client starts it."""
+
     def __init__(self, stub: StubCluster) -> None:
         self.environment = stub.environment | {"PYTHONPATH": str(ROOT)}
 
-    def start(self, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *argv: str, by: str = "", ends: tuple[int, int] | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start it, with what is left to us by a parent that runs the shell code `by` first.
+
+        `ends` are other descriptors than pipes for its stdin and stdout.
+        """
+        program = [sys.executable, "-m", "host_client", *argv]
+        stdin, stdout = ends or (subprocess.PIPE, subprocess.PIPE)
         return subprocess.Popen(
-            [sys.executable, "-m", "host_client", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            ["bash", "-c", f'{by}; exec "$@"', "bash", *program] if by else program,
+            stdin=stdin,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             env=self.environment | environment,
         )
 
     def __call__(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*argv, **environment)
+        process = self.start(*argv, by="", ends=None, **environment)
         out, err = process.communicate(timeout=90)
         return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
+import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +93,83 @@ def test_connect_changes_none_of_256_bytes_and_cuts_no_line_of_5_mb(podpipe: Pod
     process = podpipe.start("connect", "work", "--", "cat")
     out, _ = process.communicate(data, timeout=60)
     assert out == data
+
+
+@pytest.mark.parametrize("command", ["connect", "serve", "run"])
+def test_a_parent_that_ignores_its_childrens_end_leaves_us_ours(
+    podpipe: Podpipe, command: str
+) -> None:
+    """An ignored SIGCHLD is inherited, and every child of ours was lost: nothing could be called."""
+    podpipe("create", "--name", "work")
+    argv = {
+        "connect": ("connect", "work", "--", "cat"),
+        "serve": ("serve", "--sandbox", "work"),
+        "run": ("run", "-i", "work", "--", "cat"),
+    }[command]
+    calls = [
+        {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "t", "version": "1"},
+            },
+        },
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "run_command", "arguments": {"command": "echo through"}},
+        },
+    ]
+    given = "".join(json.dumps(each) + "\n" for each in calls) + "through"
+    process = podpipe.start(*argv, by="trap '' CHLD")
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(given.encode())
+    process.stdin.flush()
+    # A server told of the end cancels what it is at.
+    answers = [process.stdout.readline() for _ in range(2)] if command == "serve" else []
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+    assert "through\\n" in answers[1].decode() if answers else out.decode() == given
+
+
+def test_connect_takes_a_closed_stdin_as_an_empty_one(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    process = podpipe.start("connect", "work", "--", "sh", "-c", "cat; echo end", by="exec <&-")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, b"end\n"), err.decode()
+
+
+@pytest.mark.parametrize("kind", ["socket", "file", "null"])
+def test_connect_takes_any_kind_of_stdin(podpipe: Podpipe, tmp_path: Path, kind: str) -> None:
+    podpipe("create", "--name", "work")
+    with contextlib.ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        source = sink = theirs.fileno()
+        if kind != "socket":
+            path = tmp_path / "given"
+            path.write_bytes(b"given")
+            name = path if kind == "file" else Path(os.devnull)
+            source = stack.enter_context(name.open("rb")).fileno()
+        process = podpipe.start(
+            "connect", "work", "--", "sh", "-c", "cat; echo end", ends=(source, sink)
+        )
+        theirs.close()
+        if kind == "socket":
+            ours.sendall(b"given")
+            ours.shutdown(socket.SHUT_WR)
+        ours.settimeout(60)
+        out = b""
+        while chunk := ours.recv(65536):
+            out += chunk
+        assert out == (b"end\n" if kind == "null" else b"givenend\n")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err.decode()
 
 
 def test_connect_gives_a_command_no_terminal(podpipe: Podpipe) -> None:
