@@ -113,7 +113,9 @@ class Host:
         while True:
             left = deadline - anyio.current_time()
             try:
-                return await self.sessions.open(ref, wait=max(1.0, left), progress=progress)
+                return await self.sessions.open(
+                    ref, wait=max(1.0, left), progress=progress, resume=resume
+                )
             except (SandboxNotFound, SandboxExpired, LaunchFailed) as error:
                 gone = not isinstance(error, LaunchFailed) or error.reason == "Deleted"
                 if ref != self.bound or is_random_id(ref) or not gone or left <= 0:

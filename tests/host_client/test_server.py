@@ -460,6 +460,30 @@ async def test_output_that_looks_like_protocol_passes_as_it_is(stub: StubCluster
             assert ran.structured_content["stdout"] == text
 
 
+async def test_no_tool_but_resume_sandbox_resumes_where_the_setting_says_so(
+    stub: StubCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    settings = stub.settings(PODPIPE_RESUME="manual", PODPIPE_ALLOWED_DIRS=str(folder))
+    with anyio.fail_after(BOUND):
+        async with Host(settings) as host, Client(build_server(host)) as client:
+            await client.call_tool("create_sandbox", {"name": "work"})
+            work = {"sandbox_id": "work"}
+            await client.call_tool("suspend_sandbox", work)
+            for tool, arguments in (
+                ("run_command", {"command": "true"}),
+                ("upload_file", {"host_path": str(folder)}),
+            ):
+                refused = await client.call_tool(tool, work | arguments)
+                assert refused.is_error
+                assert "Resume it first" in str(refused.content)
+                assert stub.names("Pod") == []
+            await client.call_tool("resume_sandbox", work)
+            ran = await client.call_tool("run_command", work | {"command": "true"})
+            assert not ran.is_error
+
+
 async def test_the_toolsets_are_what_the_setting_says() -> None:
     def names(*toolsets: str) -> list[str]:
         server = build_server(Host(Settings(toolsets=toolsets)))
