@@ -99,9 +99,12 @@ class OutputBuffer:
     def read(self, cursor: int, max_bytes: int) -> Slice:
         """Return up to `max_bytes` from `cursor`, or from the first kept byte after it."""
         cursor = min(max(cursor, 0), self._total)
-        if cursor < len(self._head):
-            return Slice(bytes(self._head[cursor : cursor + max_bytes]), cursor, 0)
         tail_start = self._total - len(self._tail)
+        if cursor < len(self._head):
+            data = self._head[cursor : cursor + max_bytes]
+            if tail_start == len(self._head):
+                data += self._tail[: max_bytes - len(data)]
+            return Slice(bytes(data), cursor, 0)
         start = max(cursor, tail_start)
         offset = start - tail_start
         return Slice(bytes(self._tail[offset : offset + max_bytes]), start, start - cursor)

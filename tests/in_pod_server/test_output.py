@@ -56,6 +56,16 @@ def test_a_reader_who_follows_live_sees_every_byte(data: bytes, cuts: list[int])
     assert seen == data
 
 
+@given(st.binary(min_size=17, max_size=60), st.integers(0, 70), st.integers(1, 70))
+def test_one_read_gives_all_that_it_may_where_nothing_was_dropped(
+    data: bytes, cursor: int, most: int
+) -> None:
+    """What looks for a pattern reads once: it missed what began in the one half and not the other."""
+    buffer = OutputBuffer(16, 60)
+    buffer.append(data)
+    assert buffer.read(cursor, most).data == data[cursor : cursor + most]
+
+
 def test_released_output_is_counted_as_dropped() -> None:
     buffer = OutputBuffer()
     buffer.append(b"abc")
