@@ -22,7 +22,7 @@ import anyio
 
 from host_client import __version__
 from host_client.errors import STDERR_TAIL, RequestRefused, SessionLost
-from in_pod_server.contract import MAX_REQUEST_BYTES
+from in_pod_server.contract import ENDING_TAKEN, MAX_REQUEST_BYTES, METHOD_ENDING
 from in_pod_server.lines import LineBuffer, Overlong
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ class Pipe(asyncio.SubprocessProtocol):
         """The last of what the child wrote to stderr; for messages only, never for decisions."""
         self.ended = anyio.Event()
         """Set when nothing more can come out of the pipe."""
+        self.ending = False
+        """Whether the other end has said that it takes no more; it may still answer what it has."""
         self._asked: dict[object, _Asked] = {}
         self._numbers = itertools.count(1)
         self._lines = LineBuffer(MAX_REQUEST_BYTES)
@@ -171,6 +173,8 @@ class Pipe(asyncio.SubprocessProtocol):
         try:
             while self._full:
                 await asked.rung()
+            if self.ending:
+                raise SessionLost(f"{self.name} is ending", sent=False)
             self._write(line)
             asked.sent = True
             while asked.answer is None:
@@ -250,6 +254,8 @@ class Pipe(asyncio.SubprocessProtocol):
             self._reply(message)
         elif message["method"] == "notifications/progress":
             self._hear(message.get("params"))
+        elif message["method"] == METHOD_ENDING:
+            self._leave(message.get("params"))
 
     def _answer(self, number: object, message: dict[str, Any]) -> None:
         if asked := self._asked.get(number):
@@ -273,6 +279,16 @@ class Pipe(asyncio.SubprocessProtocol):
         if isinstance(done, int | float) and (asked := self._asked.get(number)):
             asked.news.append((done, params.get("total"), params.get("message")))
             asked.bell.set()
+
+    def _leave(self, params: object) -> None:
+        """The other end starts nothing more: what it had not read by now may go elsewhere."""
+        self.ending = True
+        taken = params.get(ENDING_TAKEN) if isinstance(params, dict) else None
+        last = taken if isinstance(taken, int) else 0
+        for number, asked in self._asked.items():
+            if isinstance(number, int) and number > last:
+                asked.sent = False
+                asked.lose(f"{self.name} is ending")
 
     def _end(self) -> None:
         """Nothing more will come: whoever waits is told."""

@@ -30,12 +30,15 @@ from host_client.sandbox import PodView, Sandbox
 from in_pod_server.contract import (
     CONTRACT_VERSION,
     DIAL_ARGV,
+    FATE_NOT_STARTED,
     HELLO,
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    META_FATE,
     META_LEASE,
     META_PARTS,
+    STOP_GRACE_SECONDS,
 )
 
 log = logging.getLogger(__name__)
@@ -97,15 +100,20 @@ class SandboxSession:
         return self._pipe is None or self._pipe.ended.is_set()
 
     @property
+    def ending(self) -> bool:
+        """Whether the daemon has said that it ends: it answers what it has, and takes no more."""
+        return self._pipe is not None and self._pipe.ending
+
+    @property
     def alive(self) -> bool:
         """Whether calls may be sent: connected, and not past the expiry that it knows of."""
-        return self.connected and not self.sandbox.expired(utc_now())
+        return self.connected and not self.ending and not self.sandbox.expired(utc_now())
 
     @property
     def fresh(self) -> bool:
         """Whether its pod answered so lately that another pipe into it is worth a try."""
         heard = self._greeted and anyio.current_time() - self._heard < FRESH_SECONDS
-        return heard and not self.sandbox.expired(utc_now())
+        return heard and not self.ending and not self.sandbox.expired(utc_now())
 
     async def own(self, kubectl: Kubectl) -> None:
         """Open the pipe and hold it until it is closed or broken. Raises nothing.
@@ -236,13 +244,20 @@ class SandboxSession:
         self._calls += 1
         try:
             params, left = await self._staged(arguments, meta or {}, timeout)
-            return await self._ask(
+            result = await self._ask(
                 "tools/call",
                 {"name": tool} | params,
                 left,
                 on_progress=on_progress,
                 cancels=cancels,
             )
+            if (result.get("_meta") or {}).get(META_FATE) == FATE_NOT_STARTED:
+                assert self._pipe is not None
+                self._pipe.ending = True
+                raise SessionLost(
+                    f"pod {self.pod.name} is ending and did not start {tool}", sent=False
+                )
+            return result
         finally:
             self._calls -= 1
             self._last_call = anyio.current_time()
@@ -286,8 +301,10 @@ class SandboxSession:
             self._heard = anyio.current_time()
             return answer
         except SessionLost:
-            # Frozen or broken: whoever comes next has to open another.
-            self._close.set()
+            # Frozen or broken: whoever comes next has to open another. One that is ending still
+            # brings the answers of others.
+            if not self.ending:
+                self._close.set()
             raise
 
     async def _beat(self) -> None:
@@ -301,6 +318,10 @@ class SandboxSession:
             if not self._calls and idle > self._idle_seconds:
                 self._close.set()
                 return
+        if self.ending:
+            # What is not answered when its grace is over will not be.
+            await anyio.sleep(STOP_GRACE_SECONDS + ANSWER_MARGIN_SECONDS)
+            self._close.set()
 
     async def answers(self, seconds: float) -> bool:
         """Whether the daemon answers within so many seconds; a pipe on which it does not is over.
@@ -386,7 +407,7 @@ class Pipes:
 
     async def _connect(self, sandbox: Sandbox, pod: PodView) -> None:
         known = self._sessions.get(sandbox.id)
-        if known and known.connected and known.pod.uid == pod.uid:
+        if known and known.connected and not known.ending and known.pod.uid == pod.uid:
             known.sandbox = sandbox  # extended by another host, say
             return
         session = SandboxSession(sandbox, pod, idle_seconds=self._idle_seconds)
@@ -394,6 +415,8 @@ class Pipes:
         self._tasks.start_soon(session.own, self._kubectl)
         await session.opened()
         self._sessions[sandbox.id] = session
+        if known:  # its pod has ended, or its pipe was broken
+            self._tasks.start_soon(known.aclose)
 
     async def forget(self, sandbox_id: str) -> None:
         """Close the pipe into a sandbox, if there is one."""

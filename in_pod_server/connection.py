@@ -8,6 +8,7 @@ What a call needs to know about the connection it came by, it finds as its reque
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import select
@@ -26,7 +27,7 @@ from mcp.types import (
     RequestId,
 )
 
-from in_pod_server.contract import MAX_REQUEST_BYTES, META_LEASE
+from in_pod_server.contract import ENDING_TAKEN, MAX_REQUEST_BYTES, META_LEASE, METHOD_ENDING
 from in_pod_server.framing import Refused, encode, error, parse
 from in_pod_server.lines import LineBuffer, Overlong
 from in_pod_server.parts import Parts
@@ -68,6 +69,7 @@ class Connection:
         self._linger = linger_seconds
         self._parts = parts
         self._in_flight: set[str] = set()
+        self._taken: RequestId | None = None
         self._settled = anyio.Event()
         self._write_lock = anyio.Lock(fast_acquire=True)
         self._cancelled: set[str] = set()
@@ -79,6 +81,20 @@ class Connection:
         """Wait until no request is in work."""
         while self._in_flight:
             await self._settled.wait()
+
+    async def tell_ending(self) -> None:
+        """Tell a host of ours that calls after those that were read by now are not started.
+
+        What it sends meanwhile, and what this daemon is killed before reading, it can then safely
+        send to the next one. Other clients know no such message, and hold no lease.
+        """
+        if self._lease is None:
+            return
+        params = {ENDING_TAKEN: self._taken}
+        with contextlib.suppress(anyio.BrokenResourceError):
+            await self._write(
+                JSONRPCNotification(jsonrpc="2.0", method=METHOD_ENDING, params=params)
+            )
 
     def cancelled_by_client(self, request_id: RequestId | None) -> bool:
         """Tell an explicit `notifications/cancelled` from the end of the connection."""
@@ -155,6 +171,7 @@ class Connection:
             while len(self._in_flight) >= IN_FLIGHT_LIMIT:
                 await self._settled.wait()
             self._in_flight.add(key)
+            self._taken = message.id
             settle = partial(self._unanswered, key)
         elif (
             isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled"

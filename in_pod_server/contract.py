@@ -85,8 +85,14 @@ META_PARTS: Final = "podpipe/parts"
 META_LEASE: Final = "podpipe/lease"
 """On a ping: the daemon closes the connection that brings nothing for so many seconds after it."""
 META_FATE: Final = "podpipe/fate"
-"""On a result that stands for a lost one: FATE_UNKNOWN."""
+"""On a result that stands for a lost one, FATE_UNKNOWN, or for a call that never ran."""
 FATE_UNKNOWN: Final = "unknown"
+FATE_NOT_STARTED: Final = "not-started"
+"""The daemon is ending and refused it: it may be sent to the next one."""
+METHOD_ENDING: Final = "podpipe/ending"
+"""A notification that the daemon sends when it begins to end: from now on it starts no named call."""
+ENDING_TAKEN: Final = "taken"
+"""The id of the last request that it had read by then; null for none."""
 
 # --- limits ------------------------------------------------------------------------------------
 MAX_MESSAGE_BYTES: Final = 1 << 20

@@ -54,7 +54,10 @@ class Paths:
 
 
 def serve(paths: Paths, *, max_file_bytes: int) -> int:
-    """Run the daemon until SIGTERM or SIGINT; return its exit code.
+    """Run the daemon until SIGTERM or SIGINT; return its exit code, 128 and the signal's number.
+
+    Not 0: that is for an end of its own, and Kubernetes forgets why it ended a pod whose container
+    says that all went well.
 
     Raises:
         DaemonError: The socket cannot be had, or a folder is missing.
@@ -71,8 +74,7 @@ def serve(paths: Paths, *, max_file_bytes: int) -> int:
 
         gc.freeze()
         gc.enable()
-        anyio.run(_serve, paths, listener, max_file_bytes)
-    return 0
+        return anyio.run(_serve, paths, listener, max_file_bytes)
 
 
 @contextlib.contextmanager
@@ -150,7 +152,7 @@ def hello(podinfo: Path) -> dict[str, object]:
     }
 
 
-async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> None:
+async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> int:
     import asyncio
 
     import anyio
@@ -164,9 +166,15 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.server import build_server
 
     stop = anyio.Event()
+    told: list[int] = []
     loop = asyncio.get_running_loop()
+
+    def end(number: int) -> None:
+        told.append(number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, number)
     launcher = Launcher(
         home=paths.home, run_dir=paths.run_dir, user=contract.USER, tmp_dir=Path(contract.TMP_DIR)
     )
@@ -205,12 +213,16 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 anyio.create_task_group() as connections,
             ):
                 boot_id = str(experimental[contract.HELLO][contract.HELLO_BOOT_ID])
-                server.ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
+                ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
+                server.ledger = ledger
                 accepting = await asyncio.start_unix_server(
                     lambda r, w: connections.start_soon(handle, r, w), sock=listener
                 )
                 logger.info("serving on %s", paths.socket)
                 await stop.wait()
+                ledger.end()
+                for connection in open_now:
+                    connections.start_soon(connection.tell_ending)
                 accepting.close()
                 # Commands first: calls that wait for them are then answered, not cut off.
                 await processes.stop_all()
@@ -219,3 +231,4 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                         await connection.answered()
                 connections.cancel_scope.cancel()
                 calls.cancel_scope.cancel()
+    return 128 + told[0]

@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 from mcp.types import CallToolResult, TextContent
 
-from in_pod_server.contract import FATE_UNKNOWN, META_FATE
+from in_pod_server.contract import FATE_NOT_STARTED, FATE_UNKNOWN, META_FATE
 
 KEPT_CALLS: Final = 4096
 KEPT_RESULT_BYTES: Final = 16 * 1024 * 1024
@@ -58,6 +58,7 @@ class Ledger:
         self._bytes = 0
         self._past_boots: set[str] = set()
         self._past: dict[str, CallToolResult | None] = {}
+        self._ending = False
         self._read_past()
         self._file = journal.open("ab", buffering=0)
         self._write({"boot": boot_id})
@@ -67,6 +68,10 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
+
+    def end(self) -> None:
+        """Begin no more calls. Those under way go on, and finished ones are still answered."""
+        self._ending = True
 
     async def call(
         self,
@@ -85,12 +90,17 @@ class Ledger:
                 a connection does not.
 
         Returns:
-            The call's result, or one whose meta says that its fate is unknown.
+            The call's result, or one whose meta says that its fate is unknown, or that it was not
+            started because the daemon is ending.
         """
         call = self._calls.get(call_id)
         if call is None:
             if boot_id != self._boot_id and (past := self._from_before(call_id, boot_id)):
                 return past
+            if self._ending:
+                return _stands_for(
+                    "the sandbox is ending: this call was not started", FATE_NOT_STARTED
+                )
             call = self._begin(call_id, run)
         call.waiting += 1
         try:
@@ -194,8 +204,10 @@ class Ledger:
 
 
 def _unknown(why: str) -> CallToolResult:
-    return CallToolResult(
-        content=[TextContent(type="text", text=f"the answer to this call is lost: {why}")],
-        is_error=True,
-        _meta={META_FATE: FATE_UNKNOWN},
-    )
+    return _stands_for(f"the answer to this call is lost: {why}", FATE_UNKNOWN)
+
+
+def _stands_for(text: str, fate: str) -> CallToolResult:
+    """What is answered in place of a call's own result."""
+    block = TextContent(type="text", text=text)
+    return CallToolResult(content=[block], is_error=True, _meta={META_FATE: fate})

@@ -335,7 +335,9 @@ def test_a_lone_surrogate_in_a_result_or_a_file_name_is_escaped(daemon: Daemon, 
     assert ran["stdout_bytes"] == 6
 
 
-def test_sigterm_ends_commands_answers_their_callers_and_exits_0(own_daemon: Daemon) -> None:
+def test_sigterm_ends_commands_answers_their_callers_and_tells_in_its_code(
+    own_daemon: Daemon,
+) -> None:
     with Wire(own_daemon.socket) as wire:
         stubborn = "trap '' TERM; echo up > up; while :; do sleep 0.1; done"
         call = {"name": "run_command", "arguments": {"command": stubborn}}
@@ -349,7 +351,7 @@ def test_sigterm_ends_commands_answers_their_callers_and_exits_0(own_daemon: Dae
         reply = result["structuredContent"]
         assert (reply["state"], reply["sandbox_ended"]) == ("killed", True)
         assert wire.at_end()
-        assert own_daemon.process.wait(PATIENCE) == 0
+        assert own_daemon.process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert time.monotonic() - begun < 3
         assert (
             marked(started["structuredContent"]["process_id"]) == marked(reply["process_id"]) == []
@@ -360,7 +362,34 @@ def test_sigterm_ends_commands_answers_their_callers_and_exits_0(own_daemon: Dae
 def test_sigint_ends_it_as_well(own_daemon: Daemon) -> None:
     Wire(own_daemon.socket).close()
     own_daemon.process.send_signal(signal.SIGINT)
-    assert own_daemon.process.wait(PATIENCE) == 0
+    assert own_daemon.process.wait(PATIENCE) == 128 + signal.SIGINT
+
+
+def test_a_daemon_that_is_ending_says_so_and_starts_no_named_call(own_daemon: Daemon) -> None:
+    """A host must know which calls it may send to the next pod; others are not told what they know not."""
+    with Wire(own_daemon.socket, initialize=False) as host, Wire(own_daemon.socket) as other:
+        hello = host.request(0, "initialize", INITIALIZE)["result"]["capabilities"]["experimental"]
+        host.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        host.request(1, "ping", {"_meta": {contract.META_LEASE: 60}})
+        stubborn = "trap '' TERM; echo up > up; while :; do sleep 0.1; done"
+        call = {"name": "run_command", "arguments": {"command": stubborn}}
+        other.send({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+        until_started(own_daemon, "up")
+        own_daemon.process.send_signal(signal.SIGTERM)
+        ending = {"jsonrpc": "2.0", "method": contract.METHOD_ENDING, "params": {"taken": 1}}
+        assert host.receive() == ending
+        boot_id = hello[contract.HELLO][contract.HELLO_BOOT_ID]
+        name = {contract.META_CALL_ID: "a", contract.META_BOOT_ID: boot_id}
+        late = {"_meta": name, "name": "write_file", "arguments": {"path": "f", "content": "x"}}
+        refused = host.request(2, "tools/call", late)["result"]
+        assert refused["_meta"] == {contract.META_FATE: contract.FATE_NOT_STARTED}
+        assert "was not started" in refused["content"][0]["text"]
+        assert other.receive()["result"]["structuredContent"]["sandbox_ended"]
+        assert other.at_end()
+    own_daemon.process.wait(PATIENCE)
+    assert not (own_daemon.home / "f").exists()
+    journal = (own_daemon.base / "run" / "calls.journal").read_text()
+    assert '"a"' not in journal
 
 
 def test_commands_get_no_descriptor_of_the_daemon(daemon: Daemon) -> None:

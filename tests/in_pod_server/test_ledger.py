@@ -13,7 +13,7 @@ import pytest
 from mcp.types import CallToolResult, TextContent
 
 from in_pod_server import ledger as module
-from in_pod_server.contract import FATE_UNKNOWN, META_FATE
+from in_pod_server.contract import FATE_NOT_STARTED, FATE_UNKNOWN, META_FATE
 from in_pod_server.ledger import Ledger
 
 BOUND = 10
@@ -152,6 +152,34 @@ async def test_after_a_restart_a_call_that_had_begun_is_unknown(
     assert unknown(result)
     assert "restarted" in text(result)
     assert work.runs == 0
+
+
+async def test_an_ending_ledger_begins_nothing_and_answers_what_it_began(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    ledger = open_ledger("boot")
+    work, late = Work(at_once=False), Work()
+    answers: list[str] = []
+
+    async def ask() -> None:
+        answers.append(text(await ledger.call("a", "boot", work, stays)))
+
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask)
+            await work.started.wait()
+            ledger.end()
+            askers.start_soon(ask)
+            for boot in ("boot", "old"):
+                refused = await ledger.call("b", boot, late, stays)
+                assert unknown(refused) == (boot == "old")  # nobody knows what that one did
+            work.go.set()
+    assert (answers, late.runs) == (["done", "done"], 0)
+    refused = await ledger.call("b", "boot", late, stays)
+    assert refused.meta == {META_FATE: FATE_NOT_STARTED}
+    # The next daemon finds nothing of it, and runs it.
+    assert text(await open_ledger("new").call("b", "boot", late, stays)) == "done"
+    assert late.runs == 1
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "junk"])
