@@ -190,12 +190,14 @@ class PodReplaced(SessionLost):
         message: the whole sentence.
         old_uid: of the pod that the call was sent to.
         new_uid: of the pod that runs now.
+        reason: why Kubernetes ended the old one, for example "Evicted: …"; empty where not known.
     """
 
-    def __init__(self, message: str, *, old_uid: str, new_uid: str) -> None:
+    def __init__(self, message: str, *, old_uid: str, new_uid: str, reason: str) -> None:
         super().__init__(message, sent=True)
         self.old_uid = old_uid
         self.new_uid = new_uid
+        self.reason = reason
 
 
 class ContainerRestarted(SessionLost):

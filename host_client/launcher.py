@@ -57,6 +57,10 @@ DIAL_SECONDS = (0.03, 0.5)
 """Pause between two tries to reach a daemon: at first, and at most. A container answers most of a
 second before its status says that it runs, so trying is what finds out first."""
 
+_GONE = frozenset({"Deleted", "Ended"})
+"""Reasons of a LaunchFailed that say nothing against another pod of the same sandbox."""
+_ANEW = "The next call starts another; files in the home are kept, processes and /tmp are not"
+
 Connect = Callable[[Sandbox, PodView], Awaitable[None]]
 """Returns once the daemon of this very pod has answered, which is what ready means; raises
 SessionLost while it does not."""
@@ -184,6 +188,7 @@ class Launcher:
         self._settings = settings
         self._key = user_key(settings.user)
         self._now = now
+        self._ends: dict[str, tuple[str, str]] = {}
 
     @property
     def warnings(self) -> list[str]:
@@ -360,12 +365,28 @@ class Launcher:
         pod = current_pod(sandbox, pods)
         shown = phase(sandbox, pods, now)
         detail = ""
-        if shown == "starting":
+        if pod and pod.deleting:
+            detail = f"its pod is ending: {pod.why_ended}"
+        elif shown == "starting":
             detail = pod.progress if pod else "its pod is not there yet"
         elif shown == "failed" and pod:
-            reason, message = pod.failure(now) or (pod.ended_reason or "ended", pod.last_exit or "")
-            detail = f"{reason}: {message}" if message else reason
+            if failure := pod.failure(now):
+                detail = ": ".join(filter(None, failure))
+            else:
+                detail = f"its pod ended: {pod.why_ended or 'no reason is told'}. {_ANEW}"
+        elif shown == "running" and pod and pod.last_exit:
+            detail = f"its container was restarted: {pod.last_exit}"
         return Status(sandbox, shown, pod, detail)
+
+    def why_ended(self, sandbox_id: str, uid: str = "") -> str:
+        """Why the pod of a sandbox that did not end by request ended, as far as was seen here.
+
+        Args:
+            sandbox_id: the sandbox.
+            uid: of the pod; empty for whichever was seen last.
+        """
+        seen, why = self._ends.get(sandbox_id, ("", ""))
+        return why if uid in ("", seen) else ""
 
     async def running(
         self,
@@ -401,6 +422,8 @@ class Launcher:
                     f"{sandbox.id}`), or let calls do so with PODPIPE_RESUME=auto"
                 )
             pod = current_pod(sandbox, pods)
+            if pod and sandbox.state == "Running" and (pod.deleting or pod.phase == "Failed"):
+                self._ends[sandbox.id] = (pod.uid, pod.why_ended)
             # A volume that one node writes: the new pod must not start beside an old one, and one
             # that nobody asked to end (its host died, say) has to be asked.
             wanted = pod if pod and sandbox.state == "Running" and not pod.deleting else None
@@ -424,14 +447,23 @@ class Launcher:
                 if pod is None:
                     pod = await self._backend.start(sandbox, await self._backend.home())
                 left = deadline - anyio.current_time()
-                pod = await self._resumed(sandbox, pod, left, progress)
-                if not made:
-                    return sandbox, pod
-                # Somebody may have suspended it between our reading and our making.
-                current, _ = await self._backend.observe(sandbox.id)
-                if current.state == "Running" and current.incarnation == sandbox.incarnation:
-                    return current, pod
-                await self._backend.stop(pod)
+                try:
+                    risen = await self._answering(sandbox, pod, left, progress)
+                except LaunchFailed as failed:
+                    if made or failed.reason not in _GONE:
+                        with anyio.CancelScope(shield=True):
+                            await self._suspend_failed(sandbox, pod)
+                        raise
+                    # It was on its way out when we looked, which its status tells a second late.
+                    log.info("%s", failed)
+                else:
+                    if not made:
+                        return sandbox, risen
+                    # Somebody may have suspended it between our reading and our making.
+                    current, _ = await self._backend.observe(sandbox.id)
+                    if current.state == "Running" and current.incarnation == sandbox.incarnation:
+                        return current, risen
+                    await self._backend.stop(risen)
             sandbox, pods = await self._backend.observe(sandbox.id)
 
     def _refuse_expired(self, sandbox: Sandbox) -> None:
@@ -448,16 +480,6 @@ class Launcher:
             await self._backend.update(sandbox, wanted)
         except Conflict:
             log.info("sandbox %s was changed by somebody else", sandbox.id)
-
-    async def _resumed(
-        self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
-    ) -> PodView:
-        try:
-            return await self._answering(sandbox, pod, wait, progress)
-        except LaunchFailed:
-            with anyio.CancelScope(shield=True):
-                await self._suspend_failed(sandbox, pod)
-            raise
 
     async def _suspend_failed(self, sandbox: Sandbox, pod: PodView) -> None:
         """A pod that cannot start is not left to retry for ever; the record stays."""

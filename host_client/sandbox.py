@@ -38,7 +38,8 @@ ORPHAN_GRACE_SECONDS = 600
 
 SERVED_SECONDS = 2.0
 """A daemon answers half a second after its start; a container that lived this long had served."""
-KILLED = 137
+TOLD_TO_END = frozenset({137, 143})
+"""Exit codes of a container that did not end by itself: KILL and TERM."""
 
 _NOT_PULLABLE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -278,12 +279,20 @@ class PodView:
     """Whether it ended by itself so soon that it cannot have been of use: a bad image, say."""
     unschedulable: str | None
     ended_reason: str
-    """Why the whole pod ended, for example DeadlineExceeded or Evicted."""
+    """Why the whole pod ended or is being ended, as Kubernetes says it, for example "Evicted: Usage of
+    EmptyDir volume "tmp" exceeds the limit"; empty where it does not say."""
 
     @property
     def ended(self) -> bool:
         """Whether it will never run again."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def why_ended(self) -> str:
+        """The best that is known of why it ended; empty while it lives."""
+        if self.deleting:
+            return self.ended_reason or "it was deleted"
+        return (self.ended_reason or self.last_exit or "") if self.ended else ""
 
     @property
     def has_run(self) -> bool:
@@ -319,7 +328,7 @@ class PodView:
             unschedulable=scheduled.get("message", "no node fits")
             if scheduled.get("reason") == "Unschedulable"
             else None,
-            ended_reason=": ".join(filter(None, (status.get("reason"), status.get("message")))),
+            ended_reason=_ended_reason(status),
         )
 
     def failure(self, now: datetime) -> tuple[str, str] | None:
@@ -355,13 +364,28 @@ class PodView:
 
 def _crashed(terminated: Object) -> bool:
     """Whether a container that ended never served: killed ones did, unless memory ran out at once."""
-    if terminated.get("exitCode") == KILLED and terminated.get("reason") != "OOMKilled":
+    if terminated.get("exitCode") in TOLD_TO_END and terminated.get("reason") != "OOMKilled":
         return False
     try:
         started, finished = (parse_timestamp(terminated[k]) for k in ("startedAt", "finishedAt"))
     except (KeyError, TypeError, ValueError):
         return True
     return (finished - started).total_seconds() < SERVED_SECONDS
+
+
+def _ended_reason(status: Object) -> str:
+    """From the status itself, or from the condition that an eviction, a drain or a lost node leaves."""
+    disrupted: Object = next(
+        (
+            condition
+            for condition in status.get("conditions", [])
+            if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        ),
+        {},
+    )
+    source = status if status.get("reason") else disrupted
+    said = (source.get("reason"), source.get("message"))
+    return ": ".join(text.strip(" .") for text in said if text)
 
 
 def _exit_text(terminated: Object) -> str:

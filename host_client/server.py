@@ -273,7 +273,8 @@ def _lifecycle_tools(host: Host) -> list[Tool]:
     async def resume_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
         async with refusals(), _progress(context) as progress:
             session = await host.open(sandbox_id, progress=progress)
-            facts = Status(session.sandbox, "running", session.pod, "").to_json()
+            news = host.sessions.news(session.sandbox.id)
+            facts = Status(session.sandbox, "running", session.pod, news).to_json()
         return _answer(_sandbox_text(facts), facts)
 
     async def extend_sandbox(

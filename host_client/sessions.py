@@ -54,8 +54,10 @@ UNREACHABLE_SECONDS = 15.0
 """How long a call waits for an API server that has answered before: one that restarts, say."""
 PROBE_SECONDS = 3.0
 """For finding out whether a sandbox answers; a person waits for its status."""
-REASON_SECONDS = 1.0
-"""For finding out why a container ended."""
+NEWS = "sandbox_news"
+"""In a result's structured content: what the sandbox had lost before the call."""
+REASON_SECONDS = 3.0
+"""For finding out why a container ended: its status tells a second late."""
 
 
 class Sessions:
@@ -72,6 +74,11 @@ class Sessions:
         self._pipes = pipes
         self._resumes = resumes
         self._ids: dict[str, str] = {}
+        self._served: dict[str, tuple[PodView, str] | None] = {}
+        """By sandbox: the pod and the boot id that its last call went to; None once it was ended on
+        purpose."""
+        self._news: dict[str, str] = {}
+        """By sandbox: what was lost between two calls, until a caller is told."""
         self._locks: dict[str, anyio.Lock] = {}
 
     def existing(self, ref: str) -> SandboxSession | None:
@@ -98,14 +105,17 @@ class Sessions:
             PodpipeError: as `Launcher.running`.
         """
         if session := self.existing(ref):
+            await self._compare(session)
             return session
         # Callers of one sandbox wait for one attempt; no other sandbox waits for it.
         async with self._locks.setdefault(ref, anyio.Lock()):
-            if session := self.existing(ref) or await self._pipes.redial(self._ids.get(ref, ref)):
-                return session
-            sandbox, pod = await self._started(ref, wait, progress or silent, resume)
-            self._ids[ref] = sandbox.id
-            if session := self.existing(ref):
+            session = self.existing(ref) or await self._pipes.redial(self._ids.get(ref, ref))
+            if session is None:
+                sandbox, pod = await self._started(ref, wait, progress or silent, resume)
+                self._ids[ref] = sandbox.id
+                session = self.existing(ref)
+            if session:
+                await self._compare(session)
                 return session
         raise SessionLost(f"the pipe into pod {pod.name} broke as soon as it was open", sent=False)
 
@@ -174,7 +184,9 @@ class Sessions:
                     ref, wait=min(left, START_WAIT_SECONDS), resume=self._resumes
                 )
                 if first and first.pod.uid != session.pod.uid and not reads_only:
-                    raise _replaced(tool, first.pod, session.pod)
+                    self._news.pop(session.sandbox.id, None)
+                    why = self._launcher.why_ended(session.sandbox.id, first.pod.uid)
+                    raise _replaced(tool, first.pod, session.pod, why)
                 boot_id = first.boot_id if first else session.boot_id
                 name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
                 result = await session.request(
@@ -207,23 +219,74 @@ class Sessions:
                     raise _unknown(tool, str(error)) from error
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
-                    raise await self._restarted(session, tool, result)
-                return result
+                    raise await self._restarted(session, first or session, tool, result)
+                return _with_news(result, self.news(session.sandbox.id))
             await anyio.sleep(pause)
         raise AssertionError("pauses never end")
 
+    async def _compare(self, session: SandboxSession) -> None:
+        """Note what was lost since the last call on a sandbox, if anything was."""
+        box, now = session.sandbox.id, (session.pod, session.boot_id)
+        unknown = box not in self._served
+        before, self._served[box] = self._served.get(box), now
+        if before is None:
+            # Not by us; but it may be us who just found its pod gone and started another.
+            why = self._launcher.why_ended(box) if unknown else ""
+            lost = "pod" if why else ""
+        elif before[0].uid != session.pod.uid:
+            why = self._launcher.why_ended(box, before[0].uid) or "it was deleted or suspended"
+            lost = "pod"
+        else:
+            lost = "container" if before[1] != session.boot_id else ""
+            why = await self._why_restarted(box, before[0], 0.0) if lost else ""
+        if lost == "pod":
+            self._news[box] = (
+                f"the pod of this sandbox was replaced ({why}). Files in the home survive; "
+                "processes and what was in /tmp do not"
+            )
+        elif lost:
+            self._news[box] = (
+                f"the container of this sandbox was restarted{_because(why)}. Files and /tmp "
+                "survive; processes that ran do not"
+            )
+
+    async def _why_restarted(self, sandbox_id: str, before: PodView, patience: float) -> str:
+        """Why the container of a pod ended after it was looked at; empty where that is not told.
+
+        Args:
+            sandbox_id: the sandbox.
+            before: its pod, as it was then.
+            patience: seconds to wait for a status that lags.
+        """
+        give_up = anyio.current_time() + patience
+        for pause in pauses(*RETRY_SECONDS):
+            try:
+                pod = (await self._launcher.status(sandbox_id)).pod
+            except PodpipeError as error:
+                log.info("%s", error)
+                break
+            if pod is None or pod.uid != before.uid:
+                break
+            if pod.restarts > before.restarts:
+                return pod.last_exit or ""
+            if anyio.current_time() > give_up:
+                break
+            await anyio.sleep(pause)
+        return ""
+
+    def news(self, sandbox_id: str) -> str:
+        """What a sandbox has lost without being asked to since its last call; told once."""
+        return self._news.pop(sandbox_id, "")
+
     async def _restarted(
-        self, session: SandboxSession, tool: str, result: dict[str, Any]
+        self, session: SandboxSession, first: SandboxSession, tool: str, result: dict[str, Any]
     ) -> ContainerRestarted:
         """What to say of a call that an earlier start of the daemon had begun."""
-        reason = ""
-        with anyio.move_on_after(REASON_SECONDS):
-            status = await self._launcher.status(session.sandbox.id)
-            reason = (status.pod.last_exit if status.pod else "") or ""
+        self._news.pop(session.sandbox.id, None)
+        reason = await self._why_restarted(session.sandbox.id, first.pod, REASON_SECONDS)
         said = "\n".join(block.get("text", "") for block in result.get("content", []))
-        ended = f" ({reason})" if reason else ""
         return ContainerRestarted(
-            f"the container of sandbox {session.sandbox.id} ended{ended} while {tool} ran: {said}. "
+            f"the container of sandbox {session.sandbox.id} ended{_because(reason)} while {tool} ran: {said}. "
             "It may have run in part. Files in the home survive; processes do not. Check before "
             "you call it again",
             reason=reason,
@@ -258,7 +321,9 @@ class Sessions:
 
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
-        await self._pipes.forget(self._ids.get(ref, ref))
+        sandbox_id = self._ids.get(ref, ref)
+        self._served[sandbox_id] = None
+        await self._pipes.forget(sandbox_id)
 
 
 def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
@@ -272,13 +337,29 @@ def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
         ) from None
 
 
-def _replaced(tool: str, old: PodView, new: PodView) -> PodReplaced:
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
+
+
+def _with_news(result: dict[str, Any], news: str) -> dict[str, Any]:
+    """A result that also tells what was lost before the call, to readers of either half of it."""
+    if not news:
+        return result
+    block = {"type": "text", "text": f"[before this {news}]"}
+    told = result | {"content": [*result.get("content", []), block]}
+    if isinstance(facts := result.get("structuredContent"), dict):
+        told["structuredContent"] = facts | {NEWS: news}
+    return told
+
+
+def _replaced(tool: str, old: PodView, new: PodView, why: str) -> PodReplaced:
     return PodReplaced(
-        f"pod {old.name} ({old.uid}) was deleted or ended while {tool} ran in it, and {new.name} "
+        f"pod {old.name} ({old.uid}) was deleted or ended{_because(why)} while {tool} ran in it, and {new.name} "
         f"({new.uid}) took its place: the call may have run in part. Files in the home survive; "
         "processes and scratch files do not. Check before you call it again",
         old_uid=old.uid,
         new_uid=new.uid,
+        reason=why,
     )
 
 

@@ -17,6 +17,7 @@ from host_client.commands.output import watched
 from host_client.commands.pipes import after_dashes
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, UsageError
+from host_client.sessions import NEWS
 from in_pod_server.contract import MAX_STAGED_BYTES
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ async def run(settings: Settings, arguments: argparse.Namespace) -> int:
             },
             within=START_PATIENCE_SECONDS,
         )
-        return await _follow(host, arguments, _facts(result)["process_id"])
+        facts = _facts(result)
+        if news := facts.get(NEWS):
+            print(f"podpipe: before this {news}", file=sys.stderr)
+        return await _follow(host, arguments, facts["process_id"])
 
 
 async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) -> int:

@@ -73,6 +73,16 @@ class StubCluster:
     def replace(self, objects: dict[str, Any]) -> None:
         (self.folder / "state.json").write_text(json.dumps(objects), encoding="utf-8")
 
+    def change_pod(self, **status: Any) -> None:
+        """Let the one pod have this in its status, as the kubelet writes it."""
+        objects = self.objects
+        (key,) = [key for key in objects if key.startswith("Pod/")]
+        objects[key]["status"] |= status
+        # In one step: a kubectl of the test may be reading it.
+        fresh = self.folder / "state.json.test"
+        fresh.write_text(json.dumps(objects), encoding="utf-8")
+        fresh.rename(self.folder / "state.json")
+
     def faults(self, **faults: dict[str, Any]) -> None:
         (self.folder / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
 

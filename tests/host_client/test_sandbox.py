@@ -85,6 +85,7 @@ def test_a_container_that_keeps_ending_fails_with_its_exit() -> None:
         ({"exitCode": 1, "startedAt": timestamp(NOW), "finishedAt": timestamp(NOW)}, True),
         ({"exitCode": 1}, True),
         ({"exitCode": 137, "reason": "Error"}, False),
+        ({"exitCode": 143, "reason": "Error"}, False),
         (
             {
                 "exitCode": 1,
@@ -118,6 +119,25 @@ def test_a_restarted_container_that_runs_is_no_failure() -> None:
     view = pod(container(running={}, restarts=5, last=ended) | {"phase": "Running"})
     assert view.failure(NOW) is None
     assert view.last_exit == "OOMKilled, exit code 137"
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory. "},
+         "Evicted: The node was low on memory"),
+        ({"phase": "Failed", "conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet",
+             "message": "Pod was terminated in response to imminent node shutdown."}]},
+         "TerminationByKubelet: Pod was terminated in response to imminent node shutdown"),
+        ({"phase": "Failed", "conditions": [{"type": "DisruptionTarget", "status": "False"}]}, ""),
+        (container(terminated={"reason": "Error", "exitCode": 143}) | {"phase": "Failed"},
+         "Error, exit code 143"),
+        (container(running={}), ""),
+    ],
+)  # fmt: skip
+def test_why_a_pod_ended_is_what_kubernetes_says(status: dict[str, Any], why: str) -> None:
+    assert pod(status).why_ended == why
 
 
 @pytest.mark.parametrize(
