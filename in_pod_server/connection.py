@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+from mcp.server._otel import OpenTelemetryMiddleware
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp.types import (
     INVALID_REQUEST,
@@ -104,10 +105,12 @@ class Connection:
         self, server: MCPServer[Any], *, experimental: dict[str, dict[str, Any]]
     ) -> None:
         """Run one MCP session until the client has left."""
-        # The one private access: MCPServer has no public way to serve a stream of our own.
+        # Private: MCPServer has no public way to serve a stream of our own.
         lowlevel = server._lowlevel_server
-        # Spans that nobody collects and sealed states that no tool of ours has: latency of each call.
-        lowlevel.middleware.clear()
+        # Spans that nobody collects: latency of each call.
+        lowlevel.middleware[:] = [
+            each for each in lowlevel.middleware if not isinstance(each, OpenTelemetryMiddleware)
+        ]
         options = lowlevel.create_initialization_options(experimental_capabilities=experimental)
         feed, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         try:
