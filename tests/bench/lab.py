@@ -19,8 +19,9 @@ from host_client.kubectl import Kubectl
 from host_client.session import SandboxSession
 from in_pod_server.contract import CONTAINER
 
-TTL_MINUTES = 30
-MAX_TTL_MINUTES = 60
+TTL_MINUTES = 60
+"""Twice the longest soak: what expires under a call is no fault of the pipe."""
+MAX_TTL_MINUTES = 90
 """If even the cleaning up is killed, pods end themselves by then."""
 CLEANUP_SECONDS = 120.0
 WAIT = "60s"
