@@ -436,10 +436,10 @@ class Receiver:
                 self._store(fd, folder, file)
                 placed = True
         finally:
-            os.close(fd)
             if not placed:
                 with contextlib.suppress(OSError):
-                    os.unlink(file.part, dir_fd=folder)
+                    _unlink_own(fd, folder, file.part)
+            os.close(fd)
         return mine
 
     def _wanted(self, number: Any) -> _File:
@@ -540,10 +540,10 @@ class Receiver:
         """Leave nothing of the file that is under way."""
         writing, self._writing = self._writing, None
         if writing and writing.fd >= 0:
-            os.close(writing.fd)
             with contextlib.suppress(OSError):
                 folder = self._tree.folder(writing.file.parts[:-1])
-                os.unlink(writing.file.part, dir_fd=folder)
+                _unlink_own(writing.fd, folder, writing.file.part)
+            os.close(writing.fd)
 
     def _abandon(self) -> None:
         """Keep a large unfinished file for the next try; what is small is soon sent again."""
@@ -598,6 +598,9 @@ class Receiver:
         self._placed += 1
         if self._placed <= STORED_SINGLY or _exists(folder, name):
             os.fsync(fd)
+        if not _is_own(fd, folder, file.part):
+            # What has that name now is another's, and not complete.
+            raise OSError(errno.EBUSY, "another transfer of it began meanwhile")
         os.rename(file.part, name, src_dir_fd=folder, dst_dir_fd=folder)
         self._touched.add(tuple(above))
 
@@ -629,6 +632,20 @@ def _exists(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _is_own(fd: int, folder: int, part: str) -> bool:
+    """Whether an unfinished file is still the one that we write to."""
+    try:
+        found = os.stat(part, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(fd))
+
+
+def _unlink_own(fd: int, folder: int, part: str) -> None:
+    if _is_own(fd, folder, part):
+        os.unlink(part, dir_fd=folder)
 
 
 def _part(name: str) -> str:

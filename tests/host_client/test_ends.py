@@ -21,6 +21,7 @@ from host_client.ends import places, receiver, wire
 from host_client.ends.receiver import Receiver, Target
 from host_client.ends.sender import Sender, Source
 
+BOUND = 30
 FILE, FOLDER, LINK = "f", "d", "l"
 SECRET = "not yours"
 
@@ -299,6 +300,47 @@ def test_a_large_unfinished_file_is_kept_for_the_next_try_and_a_small_one_is_not
         assert len(list(place.target.iterdir())) == kept
         for path in place.target.iterdir():
             path.unlink()
+
+
+def test_two_transfers_of_one_file_at_once_place_no_half_of_it(place: Place) -> None:
+    """The first to end gave the other's unfinished file its name, and called it verified."""
+    pairs = Pair(), Pair()
+    mine, other = b"first" * 1000, b"other" * 1000
+    ends: list[Receiver] = []
+    threads: list[threading.Thread] = []
+    for pair, data in zip(pairs, (mine, other), strict=True):
+        arrived = threading.Event()
+
+        def heard(count: int, arrived: threading.Event = arrived) -> None:
+            if count:
+                arrived.set()
+
+        target = Target(str(place.target), contents=True, into=True, delete=False)
+        ends.append(Receiver(pair.near, target, heard, nothing))
+        threads.append(threading.Thread(target=ends[-1].run, daemon=True))
+        threads[-1].start()
+        pair.far.tell(wire.ENTRIES, [entry("f", size=len(data))])
+        pair.far.send(wire.ENTRIES_END)
+        pair.far.tell(wire.BEGIN, [0, 0, len(data), 0o644, 0])
+        pair.far.send(wire.DATA, data[:2000])
+        pair.far.flush()
+        assert arrived.wait(BOUND)
+    for pair, data, thread in zip(pairs, (mine, other), threads, strict=True):
+        pair.far.send(wire.DATA, data[2000:])
+        pair.far.tell(wire.FINISH, [0, hashlib.sha256(data).hexdigest(), False])
+        pair.far.send(wire.DATA_END)
+        pair.far.flush()
+        thread.join(BOUND)
+        # Whoever is done first: what has the name is whole.
+        for path in place.target.glob("f"):
+            assert path.read_bytes() in (mine, other)
+    first, second = ends
+    assert first.failed == [("f", "another transfer of it began meanwhile")]
+    assert (second.failed, len(second.sums)) == ([], 1)
+    assert (place.target / "f").read_bytes() == other
+    assert not place.unfinished()
+    for pair in pairs:
+        pair.close()
 
 
 def _lost(end: Receiver) -> None:
