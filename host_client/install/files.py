@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import json
 import os
 import re
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -172,42 +173,66 @@ def _change(
 ) -> Change:
     real = Path(os.path.realpath(path))
     try:
-        old, facts = _read(real)
-        try:
-            text = old.decode()
-        except UnicodeDecodeError as error:
-            line = old[: error.start].count(b"\n") + 1
-            raise PodpipeError(f"{real}:{line}: not UTF-8 text; it was left as it is") from error
-        mark = _MARK if text.startswith(_MARK) else ""
-        state, new = change(text.removeprefix(_MARK))
-        if state == "unchanged":
-            return Change(real, state)
-        new = mark + new
-        diff = "\n".join(
-            difflib.unified_diff(
-                text.splitlines(), new.splitlines(), str(real), str(real), lineterm=""
-            )
-        )
-        if not write:
-            return Change(real, state, diff)
-        if facts is None:
+        if not write or not real.parent.exists():
+            planned = _change_alone(real, change, write=False, mode=mode)
+            if not write or planned.state == "unchanged":
+                return planned
             real.parent.mkdir(parents=True, exist_ok=True)
-            _replace(real, new.encode(), mode, None)
-            return Change(real, state, diff)
-        if not (facts.st_mode & 0o222 and os.access(real, os.W_OK)):
-            raise PodpipeError(
-                f"{real} is read-only; it was left as it is. Make it writable (chmod u+w), or paste "
-                "what --print prints into it"
-            )
-        backup = real.with_name(real.name + BACKUP_SUFFIX)
-        _replace(backup, old, stat.S_IMODE(facts.st_mode), facts)
-        if _read(real)[0] != old:
-            raise PodpipeError(f"{real} was changed by somebody else just now; run this again")
-        _replace(real, new.encode(), stat.S_IMODE(facts.st_mode), facts)
+        with _alone_in(real.parent):
+            return _change_alone(real, change, write=True, mode=mode)
     except OSError as error:
         raise PodpipeError(
             f"{real} cannot be changed: {error.strerror or error}; it was left as it is"
         ) from error
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other install changes a file of this folder.
+
+    Between the last look at a file and its replacement another's entry would be lost.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: as well as can be
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _change_alone(
+    real: Path, change: Callable[[str], tuple[State, str]], *, write: bool, mode: int
+) -> Change:
+    old, facts = _read(real)
+    try:
+        text = old.decode()
+    except UnicodeDecodeError as error:
+        line = old[: error.start].count(b"\n") + 1
+        raise PodpipeError(f"{real}:{line}: not UTF-8 text; it was left as it is") from error
+    mark = _MARK if text.startswith(_MARK) else ""
+    state, new = change(text.removeprefix(_MARK))
+    if state == "unchanged":
+        return Change(real, state)
+    new = mark + new
+    diff = "\n".join(
+        difflib.unified_diff(text.splitlines(), new.splitlines(), str(real), str(real), lineterm="")
+    )
+    if not write:
+        return Change(real, state, diff)
+    if facts is None:
+        _replace(real, new.encode(), mode, None)
+        return Change(real, state, diff)
+    if not (facts.st_mode & 0o222 and os.access(real, os.W_OK)):
+        raise PodpipeError(
+            f"{real} is read-only; it was left as it is. Make it writable (chmod u+w), or paste "
+            "what --print prints into it"
+        )
+    backup = real.with_name(real.name + BACKUP_SUFFIX)
+    _replace(backup, old, stat.S_IMODE(facts.st_mode), facts)
+    if _read(real)[0] != old:
+        raise PodpipeError(f"{real} was changed by somebody else just now; run this again")
+    _replace(real, new.encode(), stat.S_IMODE(facts.st_mode), facts)
     return Change(real, state, diff, backup)
 
 

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,19 @@ def test_a_file_that_changes_meanwhile_is_not_overwritten(path: Path) -> None:
     with pytest.raises(PodpipeError, match="changed by somebody else"):
         change_json(path, mutate)
     assert path.read_text(encoding="utf-8") == '{"theirs": 1}'
+
+
+@pytest.mark.parametrize("before", ["", OTHERS])
+def test_installs_at_once_lose_no_entry(path: Path, before: str) -> None:
+    names = [f"n{number}" for number in range(8)]
+    for _ in range(5):
+        given(path, before)
+        if not before:
+            path.unlink()
+        with ThreadPoolExecutor(len(names)) as threads:
+            states = threads.map(lambda n: put_in("claude-desktop", n, ENTRY, path).state, names)
+            assert set(states) == {"added"}
+        assert set(names) <= set(json.loads(path.read_text(encoding="utf-8"))["mcpServers"])
 
 
 # --- Codex -------------------------------------------------------------------------------------
