@@ -88,11 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments.command
     try:
         settings = Settings.from_env()
-        if command is pipes.serve:
-            # It just goes when it is told to; its pipes end with it.
-            code: int = anyio.run(command, settings, arguments)
-        else:
-            code = anyio.run(interruptible, lambda: command(settings, arguments))
+        # serve too: a kubectl that hangs on a dead network does not notice that we have gone.
+        code: int = anyio.run(interruptible, lambda: command(settings, arguments))
     except* PodpipeError as group:
         error = root_cause(group)
         assert isinstance(error, PodpipeError)

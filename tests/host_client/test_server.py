@@ -392,6 +392,24 @@ def test_a_probing_second_copy_is_gone_at_once_and_made_nothing(
     assert not (stub.folder / "calls.jsonl").exists()
 
 
+def test_sigterm_ends_a_pipe_that_is_frozen_too(serve: Serve, stub: StubCluster) -> None:
+    """A kubectl that hangs on a dead network does not notice that its stdin has ended."""
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    serve.call("run_command", sandbox_id=ref, command="true")
+    pipes = _dials(serve.process.pid)
+    assert len(pipes) == 1
+    os.kill(pipes[0], signal.SIGSTOP)
+    try:
+        serve.process.send_signal(signal.SIGTERM)
+        serve.process.wait(10)
+        assert not any(map(_alive, pipes))
+    finally:
+        if _alive(pipes[0]):
+            os.kill(pipes[0], signal.SIGKILL)
+        serve.close()
+
+
 def test_sigterm_leaves_no_pipe_behind(serve: Serve, stub: StubCluster) -> None:
     serve.initialize()
     ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
