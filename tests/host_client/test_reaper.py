@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -311,6 +312,9 @@ async def test_a_proxy_that_cannot_reach_the_server_is_said(stub: StubCluster) -
 
 
 def command(stub: StubCluster, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    """The command in the stub's environment alone: this one's may name a real cluster."""
+    for name in set(os.environ) - set(stub.environment):
+        monkeypatch.delenv(name)
     for name, value in stub.environment.items():
         monkeypatch.setenv(name, value)
     return main(["reap", *argv])
