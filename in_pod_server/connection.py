@@ -74,7 +74,6 @@ class Connection:
         self._settled = anyio.Event()
         self._write_lock = anyio.Lock(fast_acquire=True)
         self._cancelled: set[str] = set()
-        self._closing = False
         self._lease: float | None = None
         writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
 
@@ -99,7 +98,7 @@ class Connection:
 
     def cancelled_by_client(self, request_id: RequestId | None) -> bool:
         """Tell an explicit `notifications/cancelled` from the end of the connection."""
-        return str(request_id) in self._cancelled or not self._closing
+        return str(request_id) in self._cancelled
 
     async def serve(
         self, server: MCPServer[Any], *, experimental: dict[str, dict[str, Any]]
@@ -119,7 +118,6 @@ class Connection:
                 await lowlevel.run(messages, self, options)
                 tasks.cancel_scope.cancel()
         finally:
-            self._closing = True
             if self._parts:
                 self._parts.clear()
             self._writer.close()
@@ -136,7 +134,6 @@ class Connection:
                 await self._finish()
             except (OSError, anyio.BrokenResourceError):
                 logger.debug("a client went away")
-            self._closing = True
 
     async def _received(self) -> bytes:
         """The next bytes; none at the client's end, or where it promised more and is silent."""

@@ -410,6 +410,36 @@ def test_sigterm_ends_a_pipe_that_is_frozen_too(serve: Serve, stub: StubCluster)
         serve.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_end_of_the_server_stops_no_command(
+    serve: Serve, stub: StubCluster, number: signal.Signals
+) -> None:
+    """A client that restarts its servers cancels nothing: only what it says it cancels is stopped."""
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    serve.call("run_command", sandbox_id=ref, command="mkfifo go")
+    (home,) = stub.folder.glob("homes/*")
+    command = {"command": "touch began; read x < go; touch ended", "sandbox_id": ref}
+    call = {"name": "run_command", "arguments": command}
+    serve.send({"id": 99, "method": "tools/call", "params": call})
+    wait_for(home / "began")
+    serve.process.send_signal(number)
+    serve.process.wait(5)
+    serve.close()
+    go = os.open(home / "go", os.O_WRONLY | os.O_NONBLOCK)  # refused where nobody waits for it
+    os.write(go, b"\n")
+    os.close(go)
+    wait_for(home / "ended")
+
+
+def wait_for(path: Path) -> None:
+    """Wait for what a process makes that nobody here is told of."""
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_sigterm_leaves_no_pipe_behind(serve: Serve, stub: StubCluster) -> None:
     serve.initialize()
     ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
