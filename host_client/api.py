@@ -99,7 +99,7 @@ class Api:
                 if answer.status_code == httpx2.codes.GONE:
                     break
                 listed = self._checked(answer).json()
-                for item in listed["items"]:
+                for item in listed["items"] or []:
                     yield item["metadata"]
                 if not (rest := listed["metadata"].get("continue")):
                     return

@@ -69,7 +69,7 @@ def serve(path: str, stub: dict[str, Any]) -> None:
                 ]
                 start, end = (first := int(asked.get("continue", 0))), first + int(asked["limit"])
                 more = {"continue": str(end)} if end < len(found) else {}
-                return 200, {"metadata": more, "items": found[start:end]}
+                return 200, {"metadata": more, "items": found[start:end] or None}
             if (each := store.objects.get(f"{kind}/{name}")) is None:
                 return 404, f'{resource} "{name}" not found'
             if self.command == "GET":
