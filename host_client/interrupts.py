@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a cancellation that cleaning up survives.
+"""Ctrl-C, SIGTERM and the end of the terminal as a cancellation that cleaning up survives.
 
 A KeyboardInterrupt, and asyncio's own answer to SIGINT, break through anyio's shields, so what a
 cancelled command has to undo was left. Here the first signal cancels a scope, which shields hold
@@ -26,8 +26,12 @@ async def interruptible(work: Callable[[], Awaitable[int]]) -> int:
         Its exit code, or EXIT_INTERRUPTED where a signal cancelled it.
     """
     code = EXIT_INTERRUPTED
-    # A shell's background job has SIGINT ignored; a receiver takes it nevertheless.
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    # A shell's background job has SIGINT ignored; a receiver takes it nevertheless. What nohup
+    # started is to outlive its terminal.
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*numbers) as signals:
 
         async def watch() -> None:
             asked = False

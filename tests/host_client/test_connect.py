@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from tests.host_client.conftest import Podpipe, StubCluster, runs
 
 
 def test_connect_is_a_byte_exact_pipe_for_any_client(podpipe: Podpipe) -> None:
-    podpipe("create", "--name", "work")
     hello = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -70,7 +70,6 @@ def test_connect_to_a_random_id_that_is_gone_makes_nothing(
 
 
 def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) -> None:
-    podpipe("create", "--name", "work")
     data = os.urandom(300_000)
     process = podpipe.start("connect", "work", "--", "cat")
     out, _ = process.communicate(data, timeout=60)
@@ -88,7 +87,6 @@ def test_connect_passes_on_exit_code_stderr_and_the_end_of_either_side(podpipe: 
 
 
 def test_connect_changes_none_of_256_bytes_and_cuts_no_line_of_5_mb(podpipe: Podpipe) -> None:
-    podpipe("create", "--name", "work")
     data = bytes(range(256)) + b"x" * 5_000_000 + b"\n" + bytes(range(256))
     process = podpipe.start("connect", "work", "--", "cat")
     out, _ = process.communicate(data, timeout=60)
@@ -139,7 +137,6 @@ def test_a_parent_that_ignores_its_childrens_end_leaves_us_ours(
 
 
 def test_connect_takes_a_closed_stdin_as_an_empty_one(podpipe: Podpipe) -> None:
-    podpipe("create", "--name", "work")
     process = podpipe.start("connect", "work", "--", "sh", "-c", "cat; echo end", by="exec <&-")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, b"end\n"), err.decode()
@@ -147,7 +144,6 @@ def test_connect_takes_a_closed_stdin_as_an_empty_one(podpipe: Podpipe) -> None:
 
 @pytest.mark.parametrize("kind", ["socket", "file", "null"])
 def test_connect_takes_any_kind_of_stdin(podpipe: Podpipe, tmp_path: Path, kind: str) -> None:
-    podpipe("create", "--name", "work")
     with contextlib.ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
         source = sink = theirs.fileno()
@@ -173,37 +169,166 @@ def test_connect_takes_any_kind_of_stdin(podpipe: Podpipe, tmp_path: Path, kind:
 
 
 def test_connect_gives_a_command_no_terminal(podpipe: Podpipe) -> None:
-    podpipe("create", "--name", "work")
     ended = podpipe("connect", "work", "--", "sh", "-c", "test -t 0 || test -t 1 || test -t 2")
     assert ended.returncode == 1
 
 
-def test_connect_to_a_command_that_is_not_there_is_one_clear_error(podpipe: Podpipe) -> None:
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("nonesuch", 127, "the sandbox has no command nonesuch"),
+        ("./nonesuch", 127, "the sandbox has no command ./nonesuch"),
+        ("--help", 127, "the sandbox has no command --help"),
+        ("./plain", 126, "./plain may not be executed in the sandbox: run chmod +x"),
+        ("/tmp", 126, "/tmp is a folder"),
+    ],
+)
+def test_connect_to_what_is_no_command_is_one_clear_line(
+    podpipe: Podpipe, stub: StubCluster, command: str, code: int, said: str
+) -> None:
     podpipe("create", "--name", "work")
-    ended = podpipe("connect", "work", "--", "nonesuch")
-    assert ended.returncode == 127
-    (said,) = [line for line in ended.stderr.splitlines() if "nonesuch" in line]
-    assert "No such file" in said
-    assert ended.stdout == ""
+    (home,) = stub.folder.glob("homes/*")
+    (home / "plain").write_text("#!/bin/sh\n", encoding="utf-8")
+    ended = podpipe("connect", "work", "--", command)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    (line,) = [each for each in ended.stderr.splitlines() if each != "podpipe: connecting …"]
+    assert line.startswith(f"podpipe: {said}")
 
 
 @pytest.mark.parametrize(
-    ("number", "trap"), [(signal.SIGINT, ""), (signal.SIGTERM, "trap '' TERM INT; ")]
+    "said",
+    [
+        b"",
+        b"apart",
+        b"apart\n",
+        b"command terminated with",
+        b"command terminated with exit code 7\n",
+    ],
 )
-def test_a_signal_ends_what_connect_runs_and_leaves_nothing(
-    podpipe: Podpipe, stub: StubCluster, number: signal.Signals, trap: str
+def test_connect_adds_nothing_to_what_a_command_says_on_stderr(
+    podpipe: Podpipe, tmp_path: Path, said: bytes
 ) -> None:
-    """What takes no notice of the end of its stdin ran on in the pod for ever."""
+    """kubectl tells the exit code there, too, in a line that a command's own may run into."""
     podpipe("create", "--name", "work")
-    script = f"{trap}sleep 600 & echo $! $$; wait; wait; sleep 600"
-    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    (tmp_path / "said").write_bytes(said)
+    process = podpipe.start("connect", "work", "--", "sh", "-c", f"cat {tmp_path}/said >&2; exit 7")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert err == "podpipe: connecting …\n".encode() + said
+
+
+def test_what_a_command_says_on_stderr_is_there_at_once(podpipe: Podpipe) -> None:
+    podpipe("create", "--name", "work")
+    process = podpipe.start(
+        "connect", "work", "--", "sh", "-c", "printf 'name? ' >&2; read -r name"
+    )
+    assert process.stderr
+    process.stderr.readline()
+    assert process.stderr.read(6) == b"name? "
+    process.communicate(b"x\n", timeout=60)
+    assert process.returncode == 0
+
+
+def test_connect_waits_for_what_a_command_says_after_its_stdin_ended(podpipe: Podpipe) -> None:
+    process = podpipe.start(
+        "connect", "work", "--", "sh", "-c", "cat >/dev/null; sleep 1; echo late"
+    )
+    out, _ = process.communicate(b"x", timeout=60)
+    assert (process.returncode, out) == (0, b"late\n")
+
+
+STUBBORN = "trap '' TERM INT HUP; sleep 600 & echo $! $$; wait; wait; sleep 600"
+"""A command, and a child of its own, that take no notice of signals nor of the end of stdin."""
+
+
+def pids_of(process: subprocess.Popen[bytes]) -> list[int]:
     assert process.stdout
     pids = [int(word) for word in process.stdout.readline().split()]
     assert len(pids) == 2
-    process.send_signal(number)
-    process.communicate(timeout=30)
-    assert process.returncode == EXIT_INTERRUPTED
+    return pids
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
     deadline = time.monotonic() + 10
     while any(map(runs, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.02)  # polls for the end of what is no child of ours
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("trap", ["", "trap '' TERM INT HUP; "])
+def test_a_signal_ends_what_connect_runs_and_leaves_nothing(
+    podpipe: Podpipe, number: signal.Signals, trap: str
+) -> None:
+    """What takes no notice of the end of its stdin ran on in the pod for ever."""
+    script = f"{trap}sleep 600 & echo $! $$; wait; wait; sleep 600"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    pids = pids_of(process)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == EXIT_INTERRUPTED
+    wait_for_the_end_of(pids)
+
+
+def test_what_nohup_started_outlives_its_terminal(podpipe: Podpipe) -> None:
+    process = podpipe.start("connect", "work", "--", "sh", "-c", "echo on; cat", by="trap '' HUP")
+    assert process.stdout
+    assert process.stdout.readline() == b"on\n"
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(b"still", timeout=60)
+    assert (process.returncode, out) == (0, b"still")
+
+
+def kubectls_of(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """The pids of the command's kubectl and of the lifeline's."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text("ascii").split()
+    found = {b"looks=" in Path(f"/proc/{pid}/cmdline").read_bytes(): int(pid) for pid in pids}
+    return found[False], found[True]
+
+
+@pytest.mark.parametrize("killed", ["connect", "kubectl", "lifeline", "connect and kubectl"])
+def test_a_kill_leaves_nothing_of_what_connect_runs(podpipe: Podpipe, killed: str) -> None:
+    """Nobody is left to end it but what waits in the pod."""
+    process = podpipe.start("connect", "work", "--", "sh", "-c", STUBBORN)
+    pids = pids_of(process)
+    kubectl, lifeline = kubectls_of(process)
+    numbers = {"connect": process.pid, "kubectl": kubectl, "lifeline": lifeline}
+    for name in killed.split(" and "):
+        os.kill(numbers[name], signal.SIGKILL)
+    wait_for_the_end_of(pids)
+    process.communicate(timeout=30)
+    if killed == "kubectl":
+        assert process.returncode == 128 + signal.SIGKILL
+    if killed == "lifeline":
+        assert process.returncode in (1, 128 + signal.SIGKILL)
+
+
+def test_a_command_is_ended_that_nothing_in_the_pod_would_end(
+    podpipe: Podpipe, stub: StubCluster
+) -> None:
+    failed = stub.folder / "failed"
+    kubectl = stub.folder / "flaky"
+    kubectl.write_text(
+        f'#!/bin/sh\ncase "$*" in *looks=*) [ -e {failed} ] || {{ touch {failed}; exit 1; }};; esac\n'
+        f'exec {stub.folder}/kubectl "$@"\n',
+        encoding="utf-8",
+    )
+    kubectl.chmod(0o755)
+    script = f"{STUBBORN} & wait"
+    process = podpipe.start(
+        "connect", "work", "--", "sh", "-c", script, PODPIPE_KUBECTL=str(kubectl)
+    )
+    pids = pids_of(process)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"the connection to the sandbox was lost, and the command was ended" in err
+    wait_for_the_end_of(pids)
+
+
+def test_connect_leaves_nothing_that_a_command_left_running(podpipe: Podpipe) -> None:
+    script = "setsid sleep 600 >/dev/null 2>&1 & echo $! $$"
+    process = podpipe.start("connect", "work", "--", "sh", "-c", script)
+    pids = pids_of(process)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert not any(map(runs, pids))
