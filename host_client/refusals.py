@@ -14,6 +14,7 @@ from mcp.types import CallToolResult, InputRequiredResult
 from pydantic import ValidationError
 
 from host_client.errors import PodpipeError, root_cause
+from in_pod_server.contract import MAX_ERROR_CHARS
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,21 @@ class PlainServer(MCPServer[Any]):
         Raises:
             ToolError: it was not made, or failed; the text is for the caller.
         """
+        try:
+            return await self._called(name, arguments, context)
+        except ToolError as error:
+            text = str(error)
+            if len(text) <= MAX_ERROR_CHARS:
+                raise
+            half = MAX_ERROR_CHARS // 2
+            left_out = len(text) - 2 * half
+            raise ToolError(
+                f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
+            ) from error.__cause__
+
+    async def _called(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
         tool = self._tool_manager.get_tool(name)
         if tool is None:
             known = ", ".join(each.name for each in self._tool_manager.list_tools())

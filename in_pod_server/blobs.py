@@ -12,15 +12,18 @@ import os
 from typing import Annotated, Any, Final
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, ContentBlock, TextContent, ToolAnnotations
 from pydantic import Field
 
 from in_pod_server.errors import ArgumentError
 from in_pod_server.files import Home
-from in_pod_server.text import name_to_bytes
+from in_pod_server.results import REPLY_BYTES
+from in_pod_server.text import json_size, name_to_bytes
 
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
+BLOCK_BYTES: Final = 30
+"""What a text block takes of a message besides its text."""
 
 _Name = Annotated[str, Field(description="A plain file name in the workspace.")]
 
@@ -37,11 +40,22 @@ def add_blob_tools(server: MCPServer[Any], workspace: Home) -> None:
     def list_blobs() -> CallToolResult:
         """List the names of the files in the workspace."""
         listing = workspace.entries("", recursive=False, max_entries=100_000)
-        names = [entry.path for entry in listing.entries if entry.type == "file"]
-        return CallToolResult(
-            content=[TextContent(type="text", text=name) for name in names],
-            structured_content={"result": names},
-        )
+        blocks: list[ContentBlock] = []
+        names: list[str] = []
+        room = REPLY_BYTES
+        found = [entry.path for entry in listing.entries if entry.type == "file"]
+        for name in found:
+            room -= json_size(name) + BLOCK_BYTES
+            if room < 0:
+                note = (
+                    f"[{len(names)} of {len(found)} names; list_files with a glob shows the rest]"
+                )
+                blocks.append(TextContent(type="text", text=note))
+                break
+            names.append(name)
+            blocks.append(TextContent(type="text", text=name))
+        cut = {"truncated": True, "total": len(found)} if room < 0 else {}
+        return CallToolResult(content=blocks, structured_content={"result": names, **cut})
 
     @server.tool(
         title="Write a random blob",

@@ -100,6 +100,8 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_REQUEST_BYTES: Final = 16 << 20
 """A request to a server of ours may be longer: our reader is linear, and a file of MAX_FILE_BYTES as
 base64 has to fit."""
+MAX_ERROR_CHARS: Final = 8000
+"""An error repeats what it was given, and that may be longer than a reply: its middle is left out."""
 PART_CHARS: Final = 128 * 1024
 """Arguments longer than this travel in parts of so much: others' messages go between them."""
 MAX_STAGED_BYTES: Final = 64 << 20

@@ -10,6 +10,8 @@ from typing import Final
 
 from mcp.server.mcpserver.exceptions import ToolError
 
+from in_pod_server.contract import MAX_ERROR_CHARS
+
 SHOWN_CHARS: Final = 300
 """How much of a path, or of another's words, an error repeats."""
 
@@ -36,6 +38,16 @@ class NoSuchProcessError(ToolError):
 
 class InputRefusedError(ToolError):
     """A command takes no input, or no more."""
+
+
+def readable(error: ToolError) -> ToolError:
+    """Return the error, or one of its kind whose text is not too long for a reader."""
+    text = str(error)
+    if len(text) <= MAX_ERROR_CHARS:
+        return error
+    half = MAX_ERROR_CHARS // 2
+    left_out = len(text) - 2 * half
+    return type(error)(f"{text[:half]} [... {left_out} characters ...] {text[-half:]}")
 
 
 def short(text: str) -> str:

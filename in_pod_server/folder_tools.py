@@ -57,7 +57,7 @@ def add_list_tool(server: MCPServer[Any], home: Home) -> None:
         room = REPLY_BYTES
         for entry in listing.entries:
             row, line = _row(entry), _line(entry)
-            room -= max(json_size(line), 80 + json_size(entry.path))
+            room -= max(json_size(line), json_size(row))
             if room < 0:
                 break
             rows.append(row)

@@ -19,7 +19,7 @@ from in_pod_server.files import Home
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
-from in_pod_server.telling import COMMAND_SHOWN, command_result, line, row, standing
+from in_pod_server.telling import command_result, line, row, standing
 from in_pod_server.text import json_size
 
 WAIT_LIMIT: Final = contract.CALL_LIMIT_SECONDS
@@ -199,7 +199,7 @@ def _add_list_tool(server: MCPServer[Any], processes: ProcessTable) -> None:
         room = REPLY_BYTES
         fitting: list[Process] = []
         for process in chosen:
-            room -= max(json_size(line(process)), 300 + json_size(process.command[:COMMAND_SHOWN]))
+            room -= max(json_size(line(process)), json_size(row(process)))
             if room < 0:
                 break
             fitting.append(process)

@@ -131,7 +131,7 @@ def _found(found: Found, prefix: str, kind: Literal["content", "name"]) -> CallT
         path = prefix + line.path
         row = {"path": path, "line": line.number, "text": line.text, "is_match": line.is_match}
         shown = _shown(line)
-        room -= max(json_size(path) + json_size(line.text) + 60, json_size(shown) + 2)
+        room -= max(json_size(row), json_size(shown) + 2)
         if path != heading:
             room -= json_size(path)
         if room < 0:

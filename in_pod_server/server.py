@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from in_pod_server import __version__, contract
 from in_pod_server.blobs import add_blob_tools
-from in_pod_server.errors import ArgumentError, StartFailedError
+from in_pod_server.errors import ArgumentError, StartFailedError, readable
 from in_pod_server.file_tools import add_file_tools
 from in_pod_server.files import Home
 from in_pod_server.process_tools import add_process_tools
@@ -92,7 +92,15 @@ class SandboxServer(MCPServer[Any]):
     async def _run_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
     ) -> CallToolResult | InputRequiredResult:
-        self._refuse_unknown(name, arguments)
+        try:
+            self._refuse_unknown(name, arguments)
+            return await self._tried(name, arguments, context)
+        except ToolError as error:
+            raise readable(error) from error.__cause__
+
+    async def _tried(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
         try:
             return await super().call_tool(name, arguments, context)
         except UnexpectedToolError as exc:

@@ -10,6 +10,7 @@ import codecs
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 _ESCAPE = re.compile(rb"\\x(5c|[89a-f][0-9a-f])")
@@ -78,6 +79,7 @@ def name_to_bytes(text: str) -> bytes:
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text.encode())
 
 
-def json_size(text: str) -> int:
-    """Return the bytes that `text` takes inside a message."""
-    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+def json_size(value: Any) -> int:
+    """Return the bytes that a text, or what a tool returns as data, takes inside a message."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode("utf-8", "backslashreplace"))
