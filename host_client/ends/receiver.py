@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     Parts = tuple[str, ...]
 
-BATCH = 400
 STORED_SINGLY = 32
 """So many files are stored one by one. More wait for the whole file system once, which costs what
 anybody has written to it."""
@@ -220,8 +219,7 @@ class Receiver:
         results += [["refused", *pair] for pair in self.refused]
         results += [["failed", *pair] for pair in self.failed]
         results += [["count", "unlisted", self.unlisted], ["count", "removed", self.removed]]
-        for begin in range(0, len(results), BATCH):
-            self._channel.tell(wire.RESULTS, results[begin : begin + BATCH])
+        self._channel.tell_rows(wire.RESULTS, results)
         self._channel.send(wire.RESULTS_END)
         self._channel.flush()
 
@@ -322,7 +320,7 @@ class Receiver:
             batch.append(
                 [number, file.have, file.summed.hexdigest() if file.summed is not None else ""]
             )
-            if len(batch) >= BATCH:
+            if len(batch) >= wire.ROWS:
                 self._channel.tell(wire.WANTS, batch)
                 batch = []
         space = os.fstatvfs(self._tree.root)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Hash = Any
     Frame = tuple[bytes, bytes]
 
-BATCH = 400
 """Entries in one frame: the receiver looks at them while the rest is listed."""
 _HOLE = 64 * wire.CHUNK
 """Nothing but zeros is a few bytes on the wire: so often they are sent all the same."""
@@ -181,7 +180,7 @@ class Sender:
         self._batch.append(
             [path, kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns, size, link]
         )
-        if len(self._batch) >= BATCH:
+        if len(self._batch) >= wire.ROWS:
             self._flush_batch()
         if kind == "d":
             try:
@@ -191,7 +190,7 @@ class Sender:
 
     def _flush_batch(self) -> None:
         if self._batch:
-            self._channel.tell(wire.ENTRIES, self._batch)
+            self._channel.tell_rows(wire.ENTRIES, self._batch)
             self._batch = []
         for number in self._early:
             # What cannot be sent now will be wanted, and then it is said why.

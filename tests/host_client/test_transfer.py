@@ -118,6 +118,25 @@ async def test_a_tree_arrives_both_ways_as_it_was(stub: StubCluster, source: Pat
     assert not parts(stub.folder)
 
 
+async def test_hundreds_of_the_longest_paths_arrive_both_ways(
+    stub: StubCluster, tmp_path: Path
+) -> None:
+    """Their list is longer than a frame of the channel, which broke, again with each try."""
+    source = tmp_path / "here" / "src"
+    folder = source / "/".join(["\x01" * 250] * 10)
+    folder.mkdir(parents=True)
+    for number in range(500):
+        (folder / f"{number}").write_bytes(b"x")
+        (folder / f"out{number}").symlink_to("/" + "\x01" * 250)
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            up = await host.transfers.put("work", [str(source)], "in/")
+            down = await host.transfers.get("work", "in/src", str(tmp_path / "back"))
+    assert (up.files, up.tries, len(up.refused)) == (500, 1, 500)
+    assert (down.files, down.tries) == (500, 1)
+
+
 async def test_special_files_and_links_that_lead_out_are_listed(
     stub: StubCluster, tmp_path: Path
 ) -> None:
@@ -419,7 +438,7 @@ async def test_a_tool_that_takes_too_long_says_so_and_is_joined_by_the_next_call
 ) -> None:
     with (tmp_path / "holes").open("wb") as file:
         file.truncate(4 << 30)
-    monkeypatch.setattr("host_client.server.CALL_LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr("host_client.tools.transfers.CALL_LIMIT_SECONDS", 1.0)
     arguments = {"sandbox_id": "work", "host_path": f"{tmp_path}/holes", "path": "h"}
     settings = stub.settings(PODPIPE_ALLOWED_DIRS=str(tmp_path))
     with anyio.fail_after(BOUND):
