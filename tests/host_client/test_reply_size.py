@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from in_pod_server.contract import LABEL_SANDBOX
 from tests.host_client.conftest import ROOT, StubCluster
 
 LIMIT = 1_000_000
@@ -34,12 +35,18 @@ CHARACTERS = {
 class Serve:
     """A `podpipe serve` with a sandbox, and the home behind it."""
 
-    def __init__(self, stub: StubCluster) -> None:
+    def __init__(self, stub: StubCluster, allowed: Path) -> None:
+        self.stub = stub
         self.process = subprocess.Popen(
             [sys.executable, "-m", "host_client", "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=stub.environment | {"PYTHONPATH": str(ROOT), "PODPIPE_TOOLSET": "default,blobs"},
+            env=stub.environment
+            | {
+                "PYTHONPATH": str(ROOT),
+                "PODPIPE_TOOLSET": "default,blobs",
+                "PODPIPE_ALLOWED_DIRS": str(allowed),
+            },
         )
         hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
         self.ask("initialize", hello | {"clientInfo": {"name": "t", "version": "1"}})
@@ -74,7 +81,7 @@ class Serve:
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     stub = StubCluster(tmp_path_factory.mktemp("stub"))
-    server = Serve(stub)
+    server = Serve(stub, tmp_path_factory.getbasetemp())
     yield server
     server.process.communicate(timeout=BOUND)
     stub.close()
@@ -170,6 +177,37 @@ def test_a_list_of_commands(serve: Serve) -> None:
     for number in range(150):
         serve.work("start_background", command="true" + "\x01" * 300, log_file=f"{path}/{number}")
     assert serve.work("list_processes", max_entries=1000)["truncated"]
+
+
+def test_a_list_of_sandboxes(serve: Serve) -> None:
+    """They are as many as the cluster takes, and each tells why it is as it is."""
+    record = next(o for key, o in serve.stub.objects.items() if key.startswith("ConfigMap/"))
+    objects = serve.stub.objects
+    for number in range(3000):
+        copy = json.loads(json.dumps(record))
+        name = f"{record['metadata']['name'][:-5]}{number:05}"
+        copy["metadata"] |= {"name": name, "uid": name}
+        copy["metadata"]["labels"][LABEL_SANDBOX] = name
+        objects[f"ConfigMap/{name}"] = copy
+    state = serve.stub.folder / "state.json"
+    before = state.read_text(encoding="utf-8")
+    state.write_text(json.dumps(objects), encoding="utf-8")
+    try:
+        listed = serve.call("list_sandboxes")
+        assert len(listed["sandboxes"]) < listed["total"] == 3001
+    finally:
+        state.write_text(before, encoding="utf-8")
+
+
+def test_what_a_transfer_leaves_out(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    for _ in range(12):
+        path /= "\x01" * 250
+    path.mkdir(parents=True)
+    for number in range(300):
+        (path / f"{number}").symlink_to("/etc/passwd")
+    put = serve.work("upload_file", host_path=str(tmp_path / "given"))
+    assert len(put["refused"]) + put["refused_unlisted"] == 300
 
 
 def strings(tool: dict[str, Any]) -> list[str]:

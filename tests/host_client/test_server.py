@@ -546,7 +546,7 @@ async def test_a_call_that_had_to_wait_for_its_sandbox_answers_within_the_limit(
     stub: StubCluster, monkeypatch: Any
 ) -> None:
     """The client's patience is one for both: 10 s of starting leave the command 2 of 12."""
-    monkeypatch.setattr("host_client.server.CALL_LIMIT_SECONDS", 12.0)
+    monkeypatch.setattr("host_client.tools.forwarded.CALL_LIMIT_SECONDS", 12.0)
     with anyio.fail_after(BOUND):
         async with Host(stub.settings()) as host, Client(build_server(host)) as client:
             made = await client.call_tool("create_sandbox", {"name": "work"})
