@@ -1,6 +1,7 @@
 """The test builds of both servers, with the suite's fixtures on them, each behind a unix socket.
 
     python -m tests.conformance.servers serve|daemon SOCKET FOLDER
+    python -m tests.conformance.servers command SOCKET ARGV…       any other stdio server
 
 The host's is a fork for each connection, which is its stdin and stdout: a new `podpipe serve`, less
 the second that its imports take.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,23 @@ def serve_daemon(path: str, folder: Path) -> None:
     daemon.serve(paths, max_file_bytes=1 << 20)
 
 
+def serve_command(path: str, argv: list[str]) -> None:
+    """Start a stdio server for each connection until terminated."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                fd = connection.fileno()
+                subprocess.Popen(argv, stdin=fd, stdout=fd)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
+    if sys.argv[1] == "command":
+        serve_command(sys.argv[2], sys.argv[3:])
+    elif sys.argv[1] == "serve":
         serve_host(sys.argv[2])
     else:
         serve_daemon(sys.argv[2], Path(sys.argv[3]))
