@@ -18,7 +18,7 @@ from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
 from in_pod_server.search import matches
-from in_pod_server.telling import end_line, state_line
+from in_pod_server.telling import note, standing, state_line
 from in_pod_server.text import Decoded, decode_within
 
 LOG_POLL_SECONDS: Final = 0.1
@@ -107,17 +107,22 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
             form = "utf-8" if decoded.exact else "utf-8, invalid bytes as \\xNN"
         after = piece.start + decoded.used
         eof = at_end and after >= output.total
-        lost = f"{piece.dropped} bytes before this were not kept; " if piece.dropped else ""
-        more = "end of output" if eof else f"go on with cursor={after}"
-        if pattern:
-            found = f"the pattern is there, up to byte {match_end}"
-            more = f"{found if match_end is not None else 'the pattern is not there'}; {more}"
+        said = [f"{stream} bytes {piece.start} to {after}"]
+        if piece.dropped:
+            said.append(f"{piece.dropped} bytes before this were not kept")
+        if not decoded.exact:
+            said.append("bytes that are not UTF-8 are shown as \\xNN: encoding=base64 is exact")
+        if pattern and match_end is None:
+            said.append("the pattern is not there")
+        elif pattern:
+            said.append(f"the pattern is there, up to byte {match_end}")
+        said.append("end of output" if eof else f"go on with cursor={after}")
         return result(
+            f"{standing(process)}\n[{'; '.join(said)}]",
             decoded.text,
-            f"[{stream} bytes {piece.start} to {after}; {lost}{state_line(process)}; {more}]"
-            + end_line(process),
             data=decoded.text,
             encoding=form,
+            start=piece.start,
             cursor=after,
             eof=eof,
             state=process.state,
@@ -125,6 +130,7 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
             signal=process.signal,
             dropped_bytes=piece.dropped,
             sandbox_ended=process.sandbox_ended,
+            note=note(process),
             **({"matched": match_end is not None, "match_end": match_end} if pattern else {}),
         )
 
@@ -171,7 +177,10 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
                 "with stdin=open or terminal=true"
             )
         if process.done.is_set():
-            raise InputRefusedError(f"{process_id} has ended ({state_line(process)})")
+            raise InputRefusedError(
+                f"{process_id} has ended ({state_line(process)}): read_output shows what it wrote, "
+                "start_background starts it anew"
+            )
         data = to_bytes(content, encoding, name="content")
         if columns or rows:
             given.resize(columns, rows)
@@ -180,10 +189,10 @@ def add_dialogue_tools(server: MCPServer[Any], processes: ProcessTable) -> None:
         if close and whole:
             await given.end(SEND_SECONDS)
         closed = close and whole
-        note = "" if whole else f" of {len(data)}: it does not read; send the rest later"
+        rest = "" if whole else f" of {len(data)}: it does not read; send the rest later"
         resized = ", terminal resized" if columns or rows else ""
         return result(
-            f"sent {taken} bytes{note}{resized}{', then the end of input' if closed else ''}",
+            f"sent {taken} bytes{rest}{resized}{', then the end of input' if closed else ''}",
             process_id=process.id,
             bytes_sent=taken,
             complete=whole,

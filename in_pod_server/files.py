@@ -296,7 +296,9 @@ class Home:
         """
         source, target = self.relative(path), self.relative(new_path)
         if b"." in (source, target):
-            raise PathRefusedError("the home itself cannot be moved or replaced")
+            raise PathRefusedError(
+                "the home itself cannot be moved or replaced: move what is in it"
+            )
         with explained("move", path), self.root.parent(source) as (folder, name):
             kind = kind_of(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
             with (

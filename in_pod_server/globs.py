@@ -43,7 +43,9 @@ def _braces(pattern: str) -> list[str]:
         words = found[1].split(",")
         done = [head + rest[: found.start()] + word for head in done for word in words]
         if len(done) > MAX_ALTERNATIVES:
-            raise ArgumentError(f"glob {pattern!r} has more than {MAX_ALTERNATIVES} alternatives")
+            raise ArgumentError(
+                f"glob {pattern!r} has more than {MAX_ALTERNATIVES} alternatives: use several calls"
+            )
         rest = rest[found.end() :]
     if "{" in "".join(done) + rest or "}" in "".join(done) + rest:
         raise ArgumentError(f"glob {pattern!r}: a brace is not closed, or braces are nested")

@@ -57,7 +57,9 @@ class Input:
 
     def _open(self) -> int:
         if self._fd < 0:
-            raise InputRefusedError("its input was closed, so nothing more can be sent")
+            raise InputRefusedError(
+                "its input was closed, so nothing more can be sent: start it anew"
+            )
         return self._fd
 
     async def end(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from in_pod_server.files import Home
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.results import REPLY_BYTES, result
-from in_pod_server.telling import command_result, line, row, standing
+from in_pod_server.telling import command_result, line, note, row, standing
 from in_pod_server.text import json_size
 
 WAIT_LIMIT: Final = contract.CALL_LIMIT_SECONDS
@@ -208,11 +208,11 @@ def _add_list_tool(server: MCPServer[Any], processes: ProcessTable) -> None:
         lines = [line(process) for process in fitting]
         total = len(running) + len(ended)
         truncated = len(rows) < total
-        note = f"[the newest {len(rows)} of {total}; max_entries gives more]"
+        more = f"[the newest {len(rows)} of {total}; max_entries gives more]"
         none = "no command is running" if running_only else "no commands were started yet"
         return result(
             "\n".join(lines) or none,
-            note if truncated else "",
+            more if truncated else "",
             processes=rows,
             total=total,
             truncated=truncated,
@@ -251,6 +251,7 @@ def _add_stop_tool(server: MCPServer[Any], processes: ProcessTable) -> None:
             signal=process.signal,
             left_running=process.left_running,
             duration_seconds=round(process.seconds, 3),
+            note=note(process),
         )
 
 

@@ -41,16 +41,21 @@ def command_result(process: Process) -> CallToolResult:
         left_running=process.left_running,
         out_of_memory=bool(process.oom_kills),
         sandbox_ended=process.sandbox_ended,
+        note=note(process),
     )
 
 
 def standing(process: Process) -> str:
     """Return how a command stands: the exit code first, then what else is to be known."""
-    return state_line(process) + _memory_line(process) + _left_line(process) + end_line(process)
+    return "\n".join(filter(None, (state_line(process), note(process))))
 
 
-def end_line(process: Process) -> str:
-    """Return what to say of a command that was ended because the whole sandbox was; else nothing."""
+def note(process: Process) -> str:
+    """Return what else is to be known of how a command stands, and what to do about it, if anything."""
+    return (_memory_line(process) + _left_line(process) + _end_line(process)).lstrip("\n")
+
+
+def _end_line(process: Process) -> str:
     if not process.sandbox_ended:
         return ""
     return (
@@ -98,7 +103,8 @@ def _left_line(process: Process) -> str:
 def line(process: Process) -> str:
     """Return a command as a line of a list."""
     command = process.command[:COMMAND_SHOWN].replace("\n", "\\n")
-    return f"{process.id}  {state_line(process)}  {process.seconds:.1f} s  {command}"
+    left = f", {process.left_running} left running" if process.left_running else ""
+    return f"{process.id}  {state_line(process)}{left}  {process.seconds:.1f} s  {command}"
 
 
 def row(process: Process) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def transfer_tools(host: Host) -> list[Tool]:
             try:
                 outcome = await host.transfers.within(left, (direction, ref, here, there), begin)
             except StillStarting as waiting:
-                return answer(str(waiting), {"done": False, "detail": waiting.detail})
+                return answer(str(waiting), {"done": False, "detail": str(waiting)})
         facts = outcome.to_json()
         text = outcome.text()
         listed = fitting(facts["refused"][:REFUSED_LISTED])

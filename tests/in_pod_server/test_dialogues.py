@@ -54,7 +54,7 @@ async def test_a_command_is_talked_to_line_by_line(sandbox: Sandbox) -> None:
     end = await end_of(sandbox, process_id)
     assert (end["data"], end["exit_code"]) == ("got a\ngot é\ngot b\nend\n", 3)
     said = await sandbox.refused("send_input", process_id=process_id, content="x")
-    assert "has ended (exit code 3)" in said
+    assert "has ended (exit code 3): read_output shows what it wrote" in said
 
 
 async def test_binary_output_is_given_as_it_is_if_asked(sandbox: Sandbox) -> None:
@@ -239,6 +239,25 @@ async def test_a_flood_on_a_terminal_is_kept_in_bounds(sandbox: Sandbox) -> None
     assert end["data"].startswith("1\r\n2\r\n")
     tail = process.stdout.read(process.stdout.total - 8, 8).data
     assert tail == b"400000\r\n"
+
+
+async def test_output_is_read_after_how_the_command_stands(sandbox: Sandbox) -> None:
+    """Whoever reads only the text, or only its first line, knows whether to go on."""
+    process_id = await start(sandbox, "printf 'one\\n\\377'; read x; exit 3", stdin="open")
+    call = {"process_id": process_id, "pattern": "one", **WAIT}
+    going = await sandbox.client.call_tool("read_output", call)
+    assert text_of(going) == (
+        f"still running: process_id {process_id}\n"
+        "[stdout bytes 0 to 5; bytes that are not UTF-8 are shown as \\xNN: encoding=base64 is "
+        "exact; the pattern is there, up to byte 3; go on with cursor=5]\n"
+        "one\n\\xff"
+    )
+    await sandbox.call("send_input", process_id=process_id, content="\n")
+    call = {"process_id": process_id, "cursor": 5, "until_end": True, **WAIT}
+    ended = await sandbox.client.call_tool("read_output", call)
+    assert text_of(ended) == "exit code 3\n[stdout bytes 5 to 5; end of output]"
+    facts = data_of(ended)
+    assert (facts["start"], facts["cursor"], facts["state"]) == (5, 5, "exited")
 
 
 # --- waiting ----------------------------------------------------------------------------------------------

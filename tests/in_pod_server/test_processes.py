@@ -61,6 +61,7 @@ async def test_a_result_is_whole_in_the_text_and_in_the_data(sandbox: Sandbox) -
         "left_running": 0,
         "out_of_memory": False,
         "sandbox_ended": False,
+        "note": "",
     }
 
 
@@ -468,6 +469,10 @@ async def test_a_call_returns_when_the_command_ends_whoever_holds_its_pipes(
     assert (ran["stdout"], ran["exit_code"]) == ("now\n", 0)
     assert ran["left_running"] == 2
     assert "2 processes that it started still run" in text_of(result)
+    assert ran["note"] in text_of(result), "data alone tells what to do, too"
+    assert ran["note"].endswith(f"stop_process(process_id={ran['process_id']!r}) ends them]")
+    listed = await sandbox.client.call_tool("list_processes", {})
+    assert ", 2 left running  " in text_of(listed).split("\n")[0]
     await run(sandbox, "echo x > fifo")
     more = await sandbox.call(
         "read_output", process_id=ran["process_id"], cursor=4, wait_seconds=10
