@@ -118,6 +118,68 @@ def test_a_probing_copy_makes_nothing_and_goes_at_once(
     assert cluster.left() == before
 
 
+@pytest.mark.parametrize("end", ["EOF", "SIGTERM", "SIGKILL"])
+def test_copies_with_calls_under_way_go_at_once_and_leave_nothing_in_the_pod(
+    desktop: StdioServerParameters, cluster: Cluster, end: str
+) -> None:
+    assert cluster.podpipe("create", "--name", "work").returncode == 0
+    copies = [
+        subprocess.Popen(
+            [desktop.command, *desktop.args],
+            cwd="/",
+            env=desktop.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(3)
+    ]
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    for number, copy in enumerate(copies):
+        command = f"touch began{number}; sleep 4; touch ended{number}"
+        call = {"name": "run_command", "arguments": {"sandbox_id": "work", "command": command}}
+        tell(copy, "initialize", hello | {"clientInfo": {"name": "t", "version": "1"}}, number=1)
+        tell(copy, "notifications/initialized")
+        tell(copy, "tools/call", call, number=2)
+    wait = "for i in $(seq 200); do {} && exit 0; sleep 0.1; done; exit 1"
+    begun = cluster.podpipe("run", "work", "--", "sh", "-c", wait.format("ls began0 began1 began2"))
+    assert begun.returncode == 0, begun.stderr
+    start = time.monotonic()
+    for copy in copies:
+        if end == "EOF":
+            assert copy.stdin
+            copy.stdin.close()
+        else:
+            copy.send_signal(signal.Signals[end])
+    for copy in copies:
+        copy.wait(10)
+    took = time.monotonic() - start
+    for copy in copies:
+        for stream in (copy.stdin, copy.stdout):
+            assert stream
+            stream.close()
+    assert took < 2, "a client kills what takes longer"
+    # The one that counts has a dial of its own; what ran goes on, since no client cancelled it.
+    left = '[ "$(pgrep -fc "[d]ial[.]py")" = 1 ]'
+    gone = cluster.podpipe("run", "work", "--", "sh", "-c", wait.format(left))
+    assert gone.returncode == 0, "dials are left"
+    ended = cluster.podpipe("run", "work", "--", "sh", "-c", wait.format("ls ended0 ended1 ended2"))
+    assert ended.returncode == 0, "the client's end stopped a command"
+
+
+def tell(
+    copy: subprocess.Popen[bytes],
+    method: str,
+    params: dict[str, Any] | None = None,
+    number: int | None = None,
+) -> None:
+    """Send a message, a request if it has a number."""
+    message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
+    assert copy.stdin
+    copy.stdin.write(json.dumps(message | ({"id": number} if number else {})).encode() + b"\n")
+    copy.stdin.flush()
+
+
 @pytest.fixture(scope="session")
 def inspector() -> list[str]:
     """The MCP inspector's command line, installed once into the cache."""
