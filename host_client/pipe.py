@@ -36,6 +36,8 @@ EXIT_SECONDS = 0.1
 """How long a child that has ended may leave its stdout open: a child of its own may still hold it."""
 CLOSE_SECONDS = 0.8
 """How long the child may take to end by itself when its stdin is closed; then it is made to."""
+LEAVE_SECONDS = 0.2
+"""The same where it is still asked something that nobody waits for: it ends no sooner than that."""
 TERM_SECONDS = 0.3
 KILL_SECONDS = 1.0
 
@@ -89,6 +91,8 @@ class Pipe(asyncio.SubprocessProtocol):
         self._loop = asyncio.get_running_loop()
         self._exited = anyio.Event()
         self._full = False
+        self._left: set[object] = set()
+        """Numbers of requests that were given up here and are still in work at the other end."""
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], name: str) -> Pipe:
@@ -184,6 +188,8 @@ class Pipe(asyncio.SubprocessProtocol):
         except asyncio.CancelledError:
             if asked.sent and cancels():
                 self.notify("notifications/cancelled", {"requestId": number})
+            elif asked.sent:
+                self._left.add(number)
             raise
         finally:
             timer.cancel()
@@ -205,7 +211,7 @@ class Pipe(asyncio.SubprocessProtocol):
             if stdin := transport.get_pipe_transport(0):
                 stdin.close()
             for number, seconds in (
-                (0, CLOSE_SECONDS),
+                (0, LEAVE_SECONDS if self._left else CLOSE_SECONDS),
                 (signal.SIGTERM, TERM_SECONDS),
                 (signal.SIGKILL, KILL_SECONDS),
             ):
@@ -258,6 +264,7 @@ class Pipe(asyncio.SubprocessProtocol):
             self._leave(message.get("params"))
 
     def _answer(self, number: object, message: dict[str, Any]) -> None:
+        self._left.discard(number)
         if asked := self._asked.get(number):
             asked.answer = message
             asked.bell.set()

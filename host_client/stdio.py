@@ -27,7 +27,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Results are bounded where they are made; this is only against running away."""
 MAX_CALL_BYTES = 2 * MAX_STAGED_BYTES
 """What a sandbox takes of one call, with the escapes that JSON may need."""
-LINGER_SECONDS = 1.5
+LINGER_SECONDS = 1.0
 """For replies in work when stdin ends: clients kill a server that stays for two seconds."""
 
 

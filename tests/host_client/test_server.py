@@ -432,6 +432,26 @@ def test_the_end_of_the_server_stops_no_command(
     wait_for(home / "ended")
 
 
+def test_a_call_under_way_does_not_keep_a_server_whose_client_has_gone(
+    serve: Serve, stub: StubCluster
+) -> None:
+    """Its daemon answers what it was asked, however late, and kubectl waits for that."""
+    serve.initialize()
+    ref = serve.call("create_sandbox")["structuredContent"]["sandbox_id"]
+    serve.call("run_command", sandbox_id=ref, command="true")
+    (home,) = stub.folder.glob("homes/*")
+    arguments = {"command": "touch began; sleep 20", "sandbox_id": ref}
+    call = {"name": "run_command", "arguments": arguments}
+    serve.send({"id": 99, "method": "tools/call", "params": call})
+    wait_for(home / "began")
+    pipes = _dials(serve.process.pid)
+    assert len(pipes) == 1
+    start = time.monotonic()
+    serve.close()
+    assert time.monotonic() - start < 2, "clients kill what takes longer"
+    assert not any(map(_alive, pipes))
+
+
 def wait_for(path: Path) -> None:
     """Wait for what a process makes that nobody here is told of."""
     deadline = time.monotonic() + 10
