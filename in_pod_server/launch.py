@@ -26,7 +26,9 @@ SHELL: Final = "/bin/bash"
 QUICK_SHELL: Final = "/bin/bash-static"
 """The same bash without shared libraries to look up, where the image has it: a quarter of its start.
 It runs by the other's name, which is what scripts see."""
-OOM_SCORE: Final = b"500"
+OOM_SCORE: Final = b"1000"
+"""The most there is: Kubernetes gives the daemon up to 999, and it is by size that the kernel chooses
+among equals."""
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
 
