@@ -161,6 +161,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
     from in_pod_server.ledger import Ledger
+    from in_pod_server.memory import memory_limit
     from in_pod_server.parts import Parts, Room
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
@@ -207,7 +208,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                     open_now.discard(connection)
 
             open_now: set[Connection] = set()
-            room = Room()
+            room = Room(memory_limit())
             async with (
                 anyio.create_task_group() as calls,
                 anyio.create_task_group() as connections,

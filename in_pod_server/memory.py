@@ -1,4 +1,4 @@
-"""How often the kernel killed a process of this sandbox because its memory was used up.
+"""The memory of this sandbox: how much there is, and how often the kernel killed for want of it.
 
 The count is the cgroup's: it tells that it happened meanwhile, not to whom. Where it cannot be read
 (gVisor has none) that is said, too. With memory.oom.group, Kubernetes' default on cgroup v2, the whole
@@ -7,6 +7,7 @@ container dies, and the host tells.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Final
 
 _COUNT: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _READ_BYTES: Final = 4096
+_NO_LIMIT: Final = 1 << 60
 
 
 class OomCounter:
@@ -23,7 +25,8 @@ class OomCounter:
     def __init__(
         self, *, proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
     ) -> None:
-        self._file = next((path for path in _candidates(proc, mount) if path.is_file()), None)
+        places = _candidates(proc, mount, "memory.events", "memory.oom_control")
+        self._file = next((path for path in places if path.is_file()), None)
 
     def kills(self) -> int | None:
         """Return the count so far; None where nobody counts."""
@@ -42,8 +45,20 @@ class OomCounter:
         return int(found[1]) if found else None
 
 
-def _candidates(proc: Path, mount: Path) -> Iterator[Path]:
-    """Give the places of the count: version 2, then 1; as the host sees it, then as a container."""
+def memory_limit(
+    *, proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return how many bytes the cgroup of this process may take; None where nobody limits or tells."""
+    for path in _candidates(proc, mount, "memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(path.read_text("ascii"))
+            # Version 1 has a number for "no limit", which is more than any machine has.
+            return limit if limit < _NO_LIMIT else None
+    return None
+
+
+def _candidates(proc: Path, mount: Path, v2: str, v1: str) -> Iterator[Path]:
+    """Give the places of a file: version 2, then 1; as the host sees it, then as a container."""
     try:
         lines = proc.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -52,10 +67,10 @@ def _candidates(proc: Path, mount: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         below = path.lstrip("/")
         if not controllers:
-            yield mount / below / "memory.events"
-            yield mount / "memory.events"
+            yield mount / below / v2
+            yield mount / v2
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            yield mount / "memory" / path.lstrip("/") / "memory.oom_control"
-            yield mount / "memory" / "memory.oom_control"
+            yield mount / "memory" / path.lstrip("/") / v1
+            yield mount / "memory" / v1

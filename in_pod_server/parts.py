@@ -30,22 +30,44 @@ PARTS_OF_A_CALL: Final = 16
 """Texts that one call may take from parts: more than any tool has arguments."""
 
 
+MEMORY_SHARE: Final = 8
+"""A call's text is in memory up to five times on its way to a command, and the daemon has to outlive it
+in a sandbox of any size."""
+
+
 @dataclass(slots=True)
 class Room:
     """What all connections of a daemon may hold together.
 
     Args:
-        limit: bytes.
+        memory: bytes that the sandbox may take; None where there is no limit.
     """
 
-    limit: int = MAX_STAGED_BYTES
+    memory: int | None = None
     used: int = 0
+
+    @property
+    def limit(self) -> int:
+        """In bytes."""
+        if self.memory is None:
+            return MAX_STAGED_BYTES
+        return min(MAX_STAGED_BYTES, self.memory // MEMORY_SHARE)
 
 
 @dataclass(slots=True)
 class _Text:
     parts: dict[int, str] = field(default_factory=dict)
+    encoded: int = 0
+    width: int = 1
     size: int = 0
+    """What it takes in memory, once it is joined: one wide character makes all of them wide."""
+
+    def with_part(self, text: str) -> tuple[int, int, int]:
+        """Return bytes as UTF-8, bytes a character, and size, if this part were added."""
+        encoded = self.encoded + len(text.encode("utf-8", "surrogatepass"))
+        width = max(self.width, _width(text))
+        characters = sum(map(len, self.parts.values())) + len(text)
+        return encoded, width, max(encoded, characters * width)
 
 
 class Parts:
@@ -91,20 +113,22 @@ class Parts:
                 pass
             case _:
                 raise _refused(request, "a part needs id, number and text")
-        size = len(text.encode("utf-8", "surrogatepass"))
-        if self._room.used + size > self._room.limit:
-            self._pop(name)
-            raise _refused(
-                request,
-                f"a sandbox takes at most {self._room.limit} bytes of arguments at a time: upload it "
-                "as a file (upload_file, or podpipe put), or wait until other calls have begun",
-            )
         kept = self._texts.setdefault(name, _Text())
         if number in kept.parts:
             raise _refused(request, f"part {number} is here already")
+        encoded, width, size = kept.with_part(text)
+        if self._room.used - kept.size + size > self._room.limit:
+            self._pop(name)
+            wide = f" (a character of this text takes {width})" if width > 1 else ""
+            raise _refused(
+                request,
+                f"a sandbox of this memory takes at most {self._room.limit} bytes of arguments at a "
+                f"time{wide}: upload it as a file (upload_file, or podpipe put), or wait until other "
+                "calls have begun",
+            )
         kept.parts[number] = text
-        kept.size += size
-        self._room.used += size
+        self._room.used += size - kept.size
+        kept.encoded, kept.width, kept.size = encoded, width, size
 
     def _fill(self, request: JSONRPCRequest) -> None:
         params: dict[str, Any] = request.params or {}
@@ -129,6 +153,15 @@ class Parts:
         text = self._texts.pop(name, _Text())
         self._room.used -= text.size
         return text
+
+
+def _width(text: str) -> int:
+    """Return how many bytes a character of a text takes in memory."""
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        return 2 if len(text.encode("utf-16-le", "surrogatepass")) == 2 * len(text) else 4
+    return 1
 
 
 def _refused(request: JSONRPCRequest, why: str) -> Refused:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from in_pod_server.launch import Launcher
-from in_pod_server.memory import OomCounter
+from in_pod_server.memory import OomCounter, memory_limit
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.telling import command_result
@@ -44,6 +44,23 @@ def test_the_count_is_found_in_either_version_of_cgroups(
     tmp_path: Path, cgroups: str, file: str, text: str
 ) -> None:
     assert counter(tmp_path, cgroups, file, text).kills() == 3
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "file", "text", "limit"),
+    [
+        (V2, "kubepods/pod1/c1/memory.max", "268435456\n", 268435456),
+        (V2, "memory.max", "max\n", None),
+        (V1, "memory/memory.limit_in_bytes", "268435456\n", 268435456),
+        (V1, "memory/memory.limit_in_bytes", "9223372036854771712\n", None),
+        (V1, "elsewhere", "1\n", None),
+    ],
+)
+def test_the_limit_is_found_in_either_version_of_cgroups(
+    tmp_path: Path, cgroups: str, file: str, text: str, limit: int | None
+) -> None:
+    counter(tmp_path, cgroups, file, text)
+    assert memory_limit(proc=tmp_path / "cgroup", mount=tmp_path / "fs") == limit
 
 
 def test_a_count_that_nobody_keeps_is_none(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mcp.types import JSONRPCRequest
 
 from in_pod_server.contract import MAX_STAGED_BYTES, META_PARTS, METHOD_PART, METHOD_PARTS_DROPPED
+from in_pod_server.framing import Refused
+from in_pod_server.parts import Parts, Room
 from tests.in_pod_server.support import Daemon, Wire
 
 PIECE = "x" * (1 << 20)
@@ -100,3 +103,34 @@ def test_room_is_bounded_and_shared_and_comes_back(daemon: Daemon, wire: Wire) -
     )
     assert ran["result"]["structuredContent"]["stdout"] == f"{MAX_STAGED_BYTES}\n"
     assert fill(wire) == MAX_STAGED_BYTES // len(PIECE)
+
+
+@pytest.mark.parametrize(
+    ("memory", "piece", "taken"),
+    [
+        (None, "x", 64),
+        (1 << 30, "x", 64),
+        (256 << 20, "x", 32),
+        (256 << 20, "é", 16),  # two bytes on the way to the command
+        (256 << 20, "x" * 999 + "語", 16),
+        (256 << 20, "x" * 999 + "\U0001f600", 8),  # four in memory, each of them
+    ],
+)
+def test_a_small_sandbox_takes_what_its_memory_has_room_for(
+    memory: int | None, piece: str, taken: int
+) -> None:
+    parts, text = Parts(Room(memory)), piece * ((1 << 20) // len(piece))
+
+    def take(number: int) -> None:
+        params = {"id": "a", "number": number, "text": text}
+        parts.take(JSONRPCRequest(jsonrpc="2.0", id=1, method=METHOD_PART, params=params))
+
+    def take_all(numbers: range) -> None:
+        for number in numbers:
+            take(number)
+
+    take_all(range(taken))
+    with pytest.raises(Refused) as refused:
+        take_all(range(taken, taken + 2))  # a piece may be a little less than a mebibyte
+    assert "of this memory" in refused.value.reply.error.message
+    take(0)  # what was refused is let go of
