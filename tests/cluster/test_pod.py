@@ -14,8 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
-from host_client.errors import SessionLost
+from host_client.errors import ContainerRestarted, PodpipeError
 from host_client.host import Host
+from host_client.launcher import START_WAIT_SECONDS
 from tests.cluster.conftest import Cluster
 
 BOUND = 150
@@ -191,19 +192,73 @@ async def test_a_fork_bomb_hurts_only_itself(cluster: Cluster, user: str) -> Non
         assert (await run(host, "echo ok | cat"))["stdout"] == "ok\n"
 
 
-async def test_want_of_memory_is_told_as_such(cluster: Cluster, user: str) -> None:
-    """Where one process dies; the daemon and its other commands live on, or that they died is said."""
+HOG = "python3 -c 'x = bytearray(10**9); print(len(x))'; echo $?"
+MANY_HOGS = """
+for i in $(seq 40); do python3 -c 'import time; x = bytearray(15 * 10**6); time.sleep(60)' & done; wait
+"""
+"""Each is smaller than the daemon, which is therefore what the kernel chooses."""
+
+
+async def test_want_of_memory_ends_a_process_or_the_container_and_is_told_as_such(
+    cluster: Cluster, user: str
+) -> None:
+    """Which of the two is the kernel's setting: memory.oom.group, on cgroup v2."""
     async with sandbox(cluster, memory_limit="256Mi") as host:
-        hog = "python3 -c 'x = bytearray(10**9); print(len(x))'; echo $?"
-        try:
-            facts = await run(host, hog)
-        except SessionLost as lost:
-            # memory.oom.group: the kernel ends the whole container.
-            assert "OOMKilled" in str(lost)  # noqa: PT017 - one of two right ends
+        group = "cat /sys/fs/cgroup/memory.oom.group 2>/dev/null || echo 0"
+        whole = (await run(host, group))["stdout"] == "1\n"
+        before = await host.sessions.open("work")
+        if whole:
+            with pytest.raises(ContainerRestarted, match="OOMKilled, exit code 137"):
+                await run(host, HOG)
         else:
-            assert facts["out_of_memory"]
-            assert facts["stdout"] == "137\n"
+            for _ in range(3):
+                facts = await run(host, HOG)
+                assert (facts["stdout"], facts["out_of_memory"]) == ("137\n", True)
         assert (await run(host, "echo ok"))["stdout"] == "ok\n"
+        after = await host.sessions.open("work")
+        assert (before.boot_id == after.boot_id) == (not whole)
+
+
+async def test_a_container_killed_for_memory_under_a_call_is_told_as_such(
+    cluster: Cluster, user: str
+) -> None:
+    async with sandbox(cluster, memory_limit="256Mi") as host:
+        with pytest.raises(ContainerRestarted) as caught:
+            await run(host, f"echo id >> ran; {MANY_HOGS}")
+        assert caught.value.reason == "OOMKilled, exit code 137"
+        assert "Files in the home survive; processes do not" in str(caught.value)
+        facts = await run(host, "cat ran; pgrep -c python3")
+        assert facts["stdout"].startswith("id\n")
+        assert "sandbox_news" not in facts  # told already
+
+
+async def test_a_container_killed_for_memory_between_calls_is_told_by_the_next(
+    cluster: Cluster, user: str
+) -> None:
+    async with sandbox(cluster, memory_limit="256Mi") as host:
+        await tool(host, "start_background", command=MANY_HOGS)
+        while (await host.launcher.status("work")).pod.restarts == 0:  # type: ignore[union-attr]  # noqa: ASYNC110
+            await anyio.sleep(0.3)
+        facts = await run(host, "echo ok")
+        assert facts["stdout"] == "ok\n"
+        assert "container of this sandbox was restarted (OOMKilled" in facts["sandbox_news"]
+        assert "sandbox_news" not in await run(host, "true")
+        assert "OOMKilled" in (await host.sessions.status("work")).detail
+
+
+async def test_a_large_stdin_never_kills_the_daemon_of_a_small_sandbox(
+    cluster: Cluster, user: str
+) -> None:
+    async with sandbox(cluster, memory_limit="256Mi") as host:
+        before = await host.sessions.open("work")
+        for text in ("x" * (30 << 20), "\u8a9e" * (10 << 20), "\U0001f600" * (30 << 18)):
+            facts = await run(host, "wc -c", stdin=text)
+            assert facts["stdout"] == f"{30 << 20}\n"
+        for wide in (("x" * 999 + "\U0001f600") * (30 << 10), "x" * (60 << 20)):
+            with pytest.raises(PodpipeError, match=r"nothing was begun.*upload it as a file"):
+                await run(host, "touch begun", stdin=wide)
+        assert (await run(host, "ls begun"))["exit_code"] == 2
+        assert (await host.sessions.open("work")).boot_id == before.boot_id
 
 
 async def test_a_container_that_died_is_told_with_what_was_lost(
@@ -214,7 +269,7 @@ async def test_a_container_that_died_is_told_with_what_was_lost(
         background = await tool(host, "start_background", command="exec sleep 1000")
         await run(host, "echo kept > f; echo kept > /tmp/f")
         before = await host.sessions.open("work")
-        with pytest.raises(SessionLost) as caught:
+        with pytest.raises(ContainerRestarted) as caught:
             await run(host, "kill -9 -1")
         assert "exit code 137" in str(caught.value)
         assert "Files in the home survive; processes do not" in str(caught.value)
@@ -248,15 +303,13 @@ async def test_a_tmp_filled_beyond_its_limit_is_told_and_the_next_call_works(
         told = answer["content"][-1]["text"]
         assert "killed by SIGTERM" in told
         assert "the sandbox itself was ended" in told
-        try:
-            facts = await run(host, "cat f; ls /tmp")
-        except SessionLost as lost:
-            # Sent into the pod that was on its way out.
-            assert "may have run" in str(lost)  # noqa: PT017 - one of two right ends
-            facts = await run(host, "cat f; ls /tmp")
+        with anyio.fail_after(START_WAIT_SECONDS):
+            facts = await run(host, "echo id >> ran; cat f ran; ls /tmp")
         second = await host.sessions.open("work")
-    assert facts["stdout"] == "kept\n"
+        assert (await run(host, "cat ran"))["stdout"] == "id\n"
+    assert facts["stdout"] == "kept\nid\n"
     assert second.pod.uid != first.pod.uid
+    assert 'Evicted: Usage of EmptyDir volume "tmp" exceeds the limit' in facts["sandbox_news"]
 
 
 # --- files ---------------------------------------------------------------------------------------
