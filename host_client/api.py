@@ -43,7 +43,13 @@ RELISTS = 3
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-_WATCHED = 'stop() { kill $!; exit; }; trap stop TERM; "$@" <&- & read -r _; stop'
+_WATCHED = """\
+exec 3<&0
+"$@" 3<&- <&- & proxy=$!
+{ read -r _ <&3; kill $proxy; } >/dev/null 2>&1 & watch=$!
+wait $proxy
+kill $watch
+"""
 """Ends the proxy at the end of stdin, which is ours to close and the kernel's if we are killed."""
 
 

@@ -248,8 +248,9 @@ class Launcher:
                 await self._outlive_predecessors(sandbox, deadline, progress)
             pod = await self._backend.start(sandbox, home)
             pod = await self._answering(sandbox, pod, deadline - anyio.current_time(), progress)
+            sandbox = await self._made(sandbox)
         except StillStarting as waiting:
-            return Status(claimed[0], "starting", None, waiting.detail)
+            return Status(await self._made(claimed[0]), "starting", None, waiting.detail)
         except BaseException as error:
             cancelled = isinstance(error, anyio.get_cancelled_exc_class())
             if claimed and not (lasting and cancelled):
@@ -257,6 +258,15 @@ class Launcher:
                     await self._undo(claimed[0], had_home=homes != [None])
             raise root_cause(error) from None
         return Status(sandbox, "running", pod, "")
+
+    async def _made(self, sandbox: Sandbox) -> Sandbox:
+        """Note that somebody is told of the sandbox now, so that it lives until it expires."""
+        while sandbox.state == "Creating":
+            try:
+                return await self._backend.update(sandbox, replace(sandbox, state="Running"))
+            except Conflict:
+                sandbox, _ = await self._backend.observe(sandbox.id)
+        return sandbox
 
     async def ensure(self, name: str, *, progress: Progress = silent) -> None:
         """Make the lasting sandbox `name` where there is none, or anew where it has expired.
@@ -422,11 +432,11 @@ class Launcher:
                     f"{sandbox.id}`), or let calls do so with PODPIPE_RESUME=auto"
                 )
             pod = current_pod(sandbox, pods)
-            if pod and sandbox.state == "Running" and (pod.deleting or pod.phase == "Failed"):
+            if pod and sandbox.state != "Suspended" and (pod.deleting or pod.phase == "Failed"):
                 self._ends[sandbox.id] = (pod.uid, pod.why_ended)
             # A volume that one node writes: the new pod must not start beside an old one, and one
             # that nobody asked to end (its host died, say) has to be asked.
-            wanted = pod if pod and sandbox.state == "Running" and not pod.deleting else None
+            wanted = pod if pod and sandbox.state != "Suspended" and not pod.deleting else None
             leaving = [p for p in pods if not p.ended and p is not wanted]
             for old in leaving:
                 if not old.deleting:
@@ -458,11 +468,11 @@ class Launcher:
                     log.info("%s", failed)
                 else:
                     if not made:
-                        return sandbox, risen
+                        return await self._made(sandbox), risen
                     # Somebody may have suspended it between our reading and our making.
                     current, _ = await self._backend.observe(sandbox.id)
-                    if current.state == "Running" and current.incarnation == sandbox.incarnation:
-                        return current, risen
+                    if current.state != "Suspended" and current.incarnation == sandbox.incarnation:
+                        return await self._made(current), risen
                     await self._backend.stop(risen)
             sandbox, pods = await self._backend.observe(sandbox.id)
 

@@ -1,4 +1,5 @@
-"""What is over in a namespace, and its deletion: expired sandboxes, and what no sandbox has any more.
+"""What is over in a namespace, and its deletion: sandboxes that expired or were never finished, and
+what no sandbox has any more.
 
 The decision is a pure function of the objects' metadata and the API server's time. What was decided
 is deleted only as it was read, by uid and resourceVersion, so whoever extends a sandbox meanwhile has
@@ -41,7 +42,7 @@ SELECTOR = f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_SANDBOX}"
 Object = Mapping[str, Any]
 """An object's metadata."""
 
-Reason = Literal["expired", "orphaned"]
+Reason = Literal["expired", "unfinished", "orphaned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,13 @@ class Unreadable:
         return {"object": f"{RECORDS}/{self.name}", "detail": self.detail}
 
 
-def decide_record(record: Object, now: datetime) -> Doomed | Unreadable | None:
+def decide_record(record: Object, now: datetime, grace: timedelta) -> Doomed | Unreadable | None:
     """Whether the record of a sandbox is over.
 
     Args:
         record: its metadata.
         now: the API server's time, aware.
+        grace: age up to which a create may be under way.
 
     Returns:
         The deletion and why, that its expiry cannot be read, or None while it lives or where it only
@@ -104,7 +106,10 @@ def decide_record(record: Object, now: datetime) -> Doomed | Unreadable | None:
     """
     if "deletionTimestamp" in record or record["name"] != object_name(_sandbox_id(record)):
         return None
-    text = record.get("annotations", {}).get(c.ANNOTATION_EXPIRES_AT)
+    notes = record.get("annotations", {})
+    if notes.get(c.ANNOTATION_STATE) == "Creating" and _age(record, now) >= grace:
+        return _doomed(RECORDS, record, "unfinished", "whoever created it went away")
+    text = notes.get(c.ANNOTATION_EXPIRES_AT)
     if text is None:
         return Unreadable(record["name"], f"it has no annotation {c.ANNOTATION_EXPIRES_AT}")
     try:
@@ -143,9 +148,13 @@ def decide_dependant(
         return None
     if any(owner["uid"] in records for owner in owners) or (not owners and sandbox_id in records):
         return None
-    if "deletionTimestamp" in found or now - parse_timestamp(found["creationTimestamp"]) < grace:
+    if "deletionTimestamp" in found or _age(found, now) < grace:
         return None
     return _doomed(resource, found, "orphaned", f"sandbox {sandbox_id} does not exist any more")
+
+
+def _age(found: Object, now: datetime) -> timedelta:
+    return now - parse_timestamp(found["creationTimestamp"])
 
 
 def _sandbox_id(found: Object) -> str:
@@ -241,7 +250,7 @@ class _Sweep:
         async for record in self._api.metadata(RESOURCES[RECORDS], SELECTOR):
             self._records |= {record["uid"], record["labels"][c.LABEL_SANDBOX]}
             self.report.sandboxes += 1
-            match decide_record(record, self._now()):
+            match decide_record(record, self._now(), self._grace):
                 case Doomed() as over:
                     doomed[over.ref] = over
                 case Unreadable() as unreadable:
@@ -271,7 +280,7 @@ class _Sweep:
 
     def _decided(self, resource: str, found: Object) -> Doomed | None:
         if resource == RECORDS:
-            decision = decide_record(found, self._now())
+            decision = decide_record(found, self._now(), self._grace)
             return decision if isinstance(decision, Doomed) else None
         return decide_dependant(resource, found, self._records, self._now(), self._grace)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from host_client.config import MAX_TTL_LIMIT, Settings, quantity
 from host_client.errors import PodpipeError, UsageError
@@ -19,8 +19,9 @@ from in_pod_server import contract as c
 
 Object = Mapping[str, Any]
 
-RecordState = Literal["Running", "Suspended"]
-"""What the record asks for; the pod shows what is."""
+RecordState = Literal["Creating", "Running", "Suspended"]
+"""What the record asks for; the pod shows what is. Creating asks for a pod too, but nobody has been
+told of the sandbox yet: if it stays so, its maker is gone, and the reaper takes it."""
 
 Phase = Literal["running", "starting", "stopping", "suspended", "expired", "failed"]
 """What a person is told; `failed` carries a reason."""
@@ -179,7 +180,7 @@ class Sandbox:
         labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
         try:
             state = notes[c.ANNOTATION_STATE]
-            if state not in ("Running", "Suspended"):
+            if state not in get_args(RecordState):
                 raise ValueError(f"state {state!r}")
             return cls(
                 id=labels[c.LABEL_SANDBOX],
@@ -248,7 +249,7 @@ def draft_sandbox(
         session_id=settings.session,
         created_at=now,
         expires_at=now,
-        state="Running",
+        state="Creating",
         incarnation=1,
         spec=SandboxSpec.from_settings(settings, cpu_limit, memory_limit),
     ).with_lifetime(now, ttl_minutes or settings.ttl_minutes)

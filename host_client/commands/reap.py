@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,6 +14,7 @@ from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, KubectlError, UsageError
 from host_client.kubectl import Kubectl
+from host_client.launcher import silent
 
 if TYPE_CHECKING:
     from host_client.reaper import Report
@@ -37,7 +40,8 @@ async def reap(settings: Settings, arguments: argparse.Namespace) -> int:
 async def _once(kubectl: Kubectl, arguments: argparse.Namespace) -> int:
     from host_client.reaper import sweep  # httpx2, which no other command needs
 
-    with watched() as progress:
+    # Cron would mail it.
+    with watched() if sys.stderr.isatty() else nullcontext(silent) as progress:
         report = await sweep(
             kubectl,
             grace_seconds=arguments.grace,
@@ -57,5 +61,5 @@ def _text(report: Report) -> str:
     done = "to be deleted" if report.dry_run else "deleted"
     lines = [f"{each.ref} {done}: {each.detail}" for each in report.deleted]
     lines += [f"{ref} kept: it was changed meanwhile" for ref in report.kept]
-    lines.append(f"{report.sandboxes} sandboxes seen, {len(report.deleted)} objects {done}")
+    lines.append(f"{done}: {len(report.deleted)}, sandboxes seen: {report.sandboxes}")
     return "\n".join(lines)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -29,10 +32,12 @@ from host_client.reaper import (
 from host_client.sandbox import timestamp
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
+from tests.reaping import RACERS, ROOT, VERBS, Killed, When, killed_creates, race
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 GRACE = timedelta(minutes=10)
 UID = "u-1"
+PAST, FUTURE = "2020-01-01T00:00:00Z", "2199-01-01T00:00:00Z"
 
 
 def labels(sandbox_id: str = "s1") -> dict[str, str]:
@@ -81,7 +86,7 @@ def test_a_sandbox_is_over_exactly_when_its_time_has_come_wherever_it_was_writte
     expires: datetime, written: timezone, now: datetime, read: timezone
 ) -> None:
     at, present = expires.replace(tzinfo=written), now.replace(tzinfo=read)
-    decision = decide_record(record(at.isoformat()), present)
+    decision = decide_record(record(at.isoformat()), present, GRACE)
     assert isinstance(decision, Doomed) == (present >= at)
     assert decision is None or isinstance(decision, Doomed)
 
@@ -89,7 +94,7 @@ def test_a_sandbox_is_over_exactly_when_its_time_has_come_wherever_it_was_writte
 @given(st.text() | st.datetimes().map(datetime.isoformat) | st.integers() | st.none())
 def test_a_sandbox_whose_expiry_cannot_be_read_is_kept_and_told(expires: object) -> None:
     """Naive times are of no time zone, so of no time."""
-    decision = decide_record(record(expires), NOW + timedelta(days=365_000))
+    decision = decide_record(record(expires), NOW + timedelta(days=365_000), GRACE)
     assert isinstance(decision, Unreadable)
     assert decision.name == "sandbox-s1"
 
@@ -109,7 +114,7 @@ def test_a_sandbox_whose_expiry_cannot_be_read_is_kept_and_told(expires: object)
     ],
 )
 def test_expiry_is_a_moment(expires: str, over: bool) -> None:
-    assert (decide_record(record(expires), NOW) is not None) == over
+    assert (decide_record(record(expires), NOW, GRACE) is not None) == over
 
 
 @pytest.mark.parametrize(
@@ -120,12 +125,21 @@ def test_expiry_is_a_moment(expires: str, over: bool) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_moment_that_can_be_computed_with_is_kept(expires: str) -> None:
-    assert isinstance(decide_record(record(expires), NOW), Unreadable)
+    assert isinstance(decide_record(record(expires), NOW, GRACE), Unreadable)
 
 
 def test_what_only_wears_a_records_labels_is_not_even_unreadable() -> None:
-    assert decide_record(record("2020-01-01T00:00:00Z", name="their-config"), NOW) is None
-    assert decide_record(record(None, name="their-config"), NOW) is None
+    assert decide_record(record("2020-01-01T00:00:00Z", name="their-config"), NOW, GRACE) is None
+    assert decide_record(record(None, name="their-config"), NOW, GRACE) is None
+
+
+@given(st.timedeltas(timedelta(), timedelta(days=1000)))
+def test_a_create_that_was_never_finished_goes_after_the_grace(age: timedelta) -> None:
+    begun = timestamp(NOW - timedelta(seconds=int(age.total_seconds())))
+    unfinished = record(FUTURE, creationTimestamp=begun)
+    unfinished["annotations"][c.ANNOTATION_STATE] = "Creating"
+    decision = decide_record(unfinished, NOW, GRACE)
+    assert isinstance(decision, Doomed) == (int(age.total_seconds()) >= GRACE.total_seconds())
 
 
 @given(st.timedeltas(timedelta(), timedelta(days=1000)))
@@ -162,8 +176,6 @@ def test_only_what_is_ours_by_label_name_and_owner_is_an_orphan(
 
 
 # --- the sweep -------------------------------------------------------------------------------------
-
-PAST, FUTURE = "2020-01-01T00:00:00Z", "2199-01-01T00:00:00Z"
 
 
 def add_record(stub: StubCluster, sandbox_id: str, expires: str | None, **changes: Any) -> None:
@@ -308,6 +320,41 @@ async def test_a_proxy_that_cannot_reach_the_server_is_said(stub: StubCluster) -
         await swept(stub)
 
 
+async def test_a_killed_sweep_leaves_no_proxy(stub: StubCluster) -> None:
+    script = (
+        "import anyio; from host_client.api import proxied; from host_client.config import Settings\n"
+        "from host_client.kubectl import Kubectl\n"
+        "async def main():\n"
+        "    async with proxied(Kubectl(Settings.from_env()), connections=1):\n"
+        "        print('up', flush=True)\n"
+        "        await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    async with await anyio.open_process(
+        [sys.executable, "-c", script], env=os.environ | stub.environment, cwd=ROOT
+    ) as host:
+        assert host.stdout
+        with anyio.fail_after(30):
+            try:
+                await host.stdout.receive()
+                assert proxies(stub)
+            finally:
+                host.kill()
+            while proxies(stub):  # noqa: ASYNC110 - a process that is not ours ends
+                await anyio.sleep(0.02)
+
+
+def proxies(stub: StubCluster) -> list[str]:
+    """Processes of the stub that are proxies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes()
+            if str(stub.folder).encode() in line and b"proxy" in line:
+                found.append(path.parent.name)
+    return found
+
+
 # --- the command -----------------------------------------------------------------------------------
 
 
@@ -328,7 +375,7 @@ def test_the_command_tells_what_went_what_was_kept_and_what_failed(
     assert command(stub, monkeypatch) == 0
     said = capsys.readouterr()
     assert said.out == (
-        f"configmaps/sandbox-old deleted: expired at {PAST}\n3 sandboxes seen, 1 objects deleted\n"
+        f"configmaps/sandbox-old deleted: expired at {PAST}\ndeleted: 1, sandboxes seen: 3\n"
     )
     assert "kept sandbox-odd: podpipe/expires-at is 'whenever'" in said.err
 
@@ -349,3 +396,25 @@ def test_times_that_make_no_sense_are_refused(
     argv: list[str], stub: StubCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command(stub, monkeypatch, *argv) == 2
+
+
+# --- races and killed creates ----------------------------------------------------------------------
+
+
+async def test_no_sandbox_is_lost_that_was_extended_while_it_was_reaped(stub: StubCluster) -> None:
+    tally = await race(stub.settings(), rounds=3)
+    assert tally.extended + tally.reaped == 3 * RACERS
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_of_a_create_whose_host_is_killed_a_sweep_leaves_the_home_at_most(
+    stub: StubCluster, monkeypatch: pytest.MonkeyPatch, when: When
+) -> None:
+    def swept_clean(killed: Killed) -> None:
+        assert command(stub, monkeypatch, "--grace", "0") == 0
+        left = {key.split("/")[0] for key in stub.objects} - {"Namespace", "PersistentVolumeClaim"}
+        assert left == ({"ConfigMap", "Pod"} if killed.finished else set()), killed
+        stub.replace({key: o for key, o in stub.objects.items() if o["kind"] == "Namespace"})
+
+    killed = killed_creates(stub.environment, stub.folder, when, swept_clean)
+    assert {each.call.split()[0] for each in killed} == set(VERBS)
