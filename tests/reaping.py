@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -105,13 +105,12 @@ When = Literal["during", "after"]
 
 _KILLER = """\
 #!{python} -IS
-import fcntl, json, os, signal, subprocess, sys
+import fcntl, os, signal, subprocess, sys
 from pathlib import Path
 folder, real = Path({folder!r}), {real!r}
 with open(folder / "killer.lock", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     begun = folder / "begun"
-    number = len(begun.read_text().split("\\n")) if begun.exists() else 1
     verb = next(a for a in sys.argv[1:] if not a.startswith("--"))
     with begun.open("a") as log:
         log.write(verb + "\\n")
@@ -128,8 +127,6 @@ if mine and when == "after":
         os.kill(host, signal.SIGKILL)
     except ProcessLookupError:
         pass
-with (folder / "ended").open("a") as log:
-    log.write(f"{{number}}\\n")
 sys.exit(running.returncode)
 """
 """A kubectl that kills the host that called it: while the call is under way, or before its answer."""
@@ -161,7 +158,7 @@ def killed_creates(
     """Kill the host of a create once at each of its kubectl calls.
 
     Args:
-        environment: how to reach the cluster.
+        environment: of the host, all of it.
         folder: of this test.
         when: in each call.
         after_each: looks at what is left, and removes it.
@@ -177,12 +174,12 @@ def killed_creates(
     killed: list[Killed] = []
     for verb in VERBS:
         for number in itertools.count(1):
-            for name in ("begun", "ended"):
-                (folder / name).unlink(missing_ok=True)
+            (folder / "begun").unlink(missing_ok=True)
             host = subprocess.run(
                 [sys.executable, "-m", "host_client", "create", "--name", "work"],
-                env=os.environ | environment | {
+                env=dict(environment) | {
                     "PYTHONPATH": str(ROOT), "PODPIPE_KUBECTL": str(killer),
+                    "KILL_FOLDER": str(folder),
                     "KILL_WHEN": when, "KILL_AT": f"{verb} {number}",
                 },
                 cwd=folder, capture_output=True, timeout=120, check=False,
@@ -202,12 +199,21 @@ def killed_creates(
 
 
 def _settled(folder: Path) -> list[str]:
-    """The calls that were begun, once all of them have ended: one may outlive the host."""
+    """The verbs of the calls that were begun, once all of them have ended: some outlive the host."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        begun = (folder / "begun").read_text("utf-8").splitlines()
-        ended = (folder / "ended").read_text("utf-8") if (folder / "ended").exists() else ""
-        if len(ended.splitlines()) == len(begun):
-            return begun
-        time.sleep(0.05)
-    raise AssertionError(f"calls outlive their host by a minute: {begun}, ended {ended.split()}")
+    while left := _calls(folder):
+        assert time.monotonic() < deadline, f"calls outlive their host by a minute: {left}"
+        time.sleep(0.02)
+    return (folder / "begun").read_text("utf-8").splitlines()
+
+
+def _calls(folder: Path) -> list[str]:
+    """Processes that the host started for a call, even those that are not kubectl yet."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            started_here = f"KILL_FOLDER={folder}\0".encode() in (process / "environ").read_bytes()
+            line = (process / "cmdline").read_bytes()
+            if started_here and line and b"in_pod_server" not in line:
+                found.append(f"{process.name}: {line!r}")
+    return found

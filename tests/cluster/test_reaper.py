@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_of_a_create_whose_host_is_killed_a_sweep_leaves_the_home_at_most(
             assert cluster.podpipe("destroy", "work").returncode == 0
         until(lambda: not parts(cluster, user), f"{killed}: {parts(cluster, user)}")
 
-    killed = killed_creates(cluster.environment, tmp_path, "after", swept_clean)
+    killed = killed_creates(os.environ | cluster.environment, tmp_path, "after", swept_clean)
     print(killed)
     assert {each.call.split()[0] for each in killed} == set(VERBS)
 

@@ -232,7 +232,7 @@ async def test_a_dry_run_says_the_same_and_deletes_nothing(stub: StubCluster) ->
     before = stub.objects
     planned = await swept(stub, dry_run=True)
     assert stub.objects == before
-    assert planned.deleted == (await swept(stub)).deleted
+    assert set(planned.deleted) == set((await swept(stub)).deleted)  # several go at once
     assert stub.names("ConfigMap") == stub.names("Pod") == []
 
 
@@ -331,7 +331,7 @@ async def test_a_killed_sweep_leaves_no_proxy(stub: StubCluster) -> None:
         "anyio.run(main)\n"
     )
     async with await anyio.open_process(
-        [sys.executable, "-c", script], env=os.environ | stub.environment, cwd=ROOT
+        [sys.executable, "-c", script], env=stub.environment, cwd=ROOT
     ) as host:
         assert host.stdout
         with anyio.fail_after(30):
