@@ -8,14 +8,40 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from typing import Final
 
 _TEMP_PREFIX: Final = b".podpipe-"
 _RENAME_NOREPLACE: Final = 1
 
 
-def replace(folder: int, name: bytes, data: bytes, mode: int, *, create_only: bool) -> None:
-    """Give `name` in the folder (a descriptor) this content and mode; or fail if it must be new."""
+class ChangedMeanwhileError(Exception):
+    """What was to be replaced is not any more what the new content was made from."""
+
+
+def replace(
+    folder: int,
+    name: bytes,
+    data: bytes,
+    mode: int,
+    *,
+    create_only: bool = False,
+    unchanged: Callable[[], bool] = lambda: True,
+) -> None:
+    """Give `name` in the folder (a descriptor) this content and mode, wholly or not at all.
+
+    Args:
+        folder: descriptor of the folder.
+        name: of the file in it.
+        data: the new content.
+        mode: the new permission bits.
+        create_only: fail if it is there already.
+        unchanged: asked when all is stored but the name, which is then given only if it says so.
+
+    Raises:
+        ChangedMeanwhileError: `unchanged` said no; what is there was left alone.
+        OSError: it could not be stored, or is there already; what is there was left alone.
+    """
     temp = _TEMP_PREFIX + secrets.token_hex(8).encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temp, flags, 0o600, dir_fd=folder)
@@ -26,6 +52,8 @@ def replace(folder: int, name: bytes, data: bytes, mode: int, *, create_only: bo
             os.fsync(fd)
         finally:
             os.close(fd)
+        if not unchanged():
+            raise ChangedMeanwhileError
         if create_only:
             os.link(temp, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.unlink(temp, dir_fd=folder)

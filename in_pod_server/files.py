@@ -5,6 +5,7 @@ A write happens wholly or not at all. All functions block, so they are called on
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -14,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from in_pod_server.atomic import extend, move, replace
+from in_pod_server.atomic import ChangedMeanwhileError, extend, move, replace
 from in_pod_server.confine import Opener
 from in_pod_server.edits import Edit, replace_text
 from in_pod_server.errors import FileFailedError, PathRefusedError, short
@@ -279,9 +281,14 @@ class Home:
                     made = replace_text(data, old_text, new_text, replace_all=replace_all)
                     if len(made.data) > max_bytes:
                         raise FileFailedError(_too_large(path, len(made.data), max_bytes))
-                    if _same(before, status_of(name, folder)):
-                        mode = stat.S_IMODE(before.st_mode)
-                        replace(folder, name, made.data, mode, create_only=False)
+                    with contextlib.suppress(ChangedMeanwhileError):
+                        replace(
+                            folder,
+                            name,
+                            made.data,
+                            stat.S_IMODE(before.st_mode),
+                            unchanged=partial(_still, before, name, folder),
+                        )
                         return self.shown(relative), made
         raise FileFailedError(
             f"{short(path)} is being changed by somebody else all the time; nothing was changed"
@@ -341,7 +348,9 @@ class Home:
             return kind_of(status.st_mode)
 
 
-def _same(before: os.stat_result, now: os.stat_result | None) -> bool:
+def _still(before: os.stat_result, name: bytes, folder: int) -> bool:
+    """Whether a file in a folder (a descriptor) is as it was."""
+    now = status_of(name, folder)
     return now is not None and (before.st_ino, before.st_size, before.st_mtime_ns) == (
         now.st_ino,
         now.st_size,

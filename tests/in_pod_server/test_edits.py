@@ -209,6 +209,43 @@ def test_a_file_that_changes_under_an_edit_is_read_anew(tmp_path: Path) -> None:
     assert path.read_text() == "0\nnew\nx\n"
 
 
+def test_what_is_written_while_the_new_content_is_stored_is_not_lost(tmp_path: Path) -> None:
+    """The last look at the file is after the slow part, the write to the disk."""
+    path = tmp_path / "f"
+    path.write_text("0\nold\n")
+    store = os.fsync
+    writes = iter(["x\n", "y\n"])
+
+    def written_meanwhile(fd: int) -> None:
+        store(fd)
+        with path.open("a") as file:
+            file.write(next(writes, ""))
+
+    with Home([tmp_path]) as home, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", written_meanwhile)
+        home.edit("f", "old", "new", replace_all=False, max_bytes=100)
+    assert path.read_text() == "0\nnew\nx\ny\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_that_never_stands_still_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old\n")
+    store = os.fsync
+
+    def written_meanwhile(fd: int) -> None:
+        store(fd)
+        with path.open("a") as file:
+            file.write("x")
+
+    with Home([tmp_path]) as home, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", written_meanwhile)
+        with pytest.raises(FileFailedError, match="being changed by somebody else"):
+            home.edit("f", "old", "new", replace_all=False, max_bytes=100)
+    assert path.read_text().startswith("old\nx")
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
+
+
 def test_a_file_beyond_the_limit_is_not_edited(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x" * 101)
     (tmp_path / "g").write_text("x")
