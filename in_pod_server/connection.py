@@ -69,11 +69,15 @@ class Connection:
         self._request_limit = max_request_bytes
         self._linger = linger_seconds
         self._parts = parts
-        self._in_flight: set[str] = set()
+        self._in_flight: dict[RequestId, int] = {}
+        """Requests in work, and the number of each: the session takes 1 and "1" for the same id."""
+        self._ids: dict[RequestId, RequestId] = {}
+        """By number, what the client calls it."""
+        self._last = 0
         self._taken: RequestId | None = None
         self._settled = anyio.Event()
         self._write_lock = anyio.Lock(fast_acquire=True)
-        self._cancelled: set[str] = set()
+        self._cancelled: set[RequestId] = set()
         self._lease: float | None = None
         writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
 
@@ -97,8 +101,12 @@ class Connection:
             )
 
     def cancelled_by_client(self, request_id: RequestId | None) -> bool:
-        """Tell an explicit `notifications/cancelled` from the end of the connection."""
-        return str(request_id) in self._cancelled
+        """Tell an explicit `notifications/cancelled` from the end of the connection.
+
+        Args:
+            request_id: as the session has it.
+        """
+        return request_id in self._cancelled
 
     async def serve(
         self, server: MCPServer[Any], *, experimental: dict[str, dict[str, Any]]
@@ -163,26 +171,43 @@ class Connection:
             return
         settle = None
         if isinstance(message, JSONRPCRequest):
-            key = str(message.id)
-            if key in self._in_flight:
+            if message.id in self._in_flight:
                 reason = "Invalid Request: a request with this id is still in work"
                 await self._write(error(message.id, INVALID_REQUEST, reason))
                 return
             while len(self._in_flight) >= IN_FLIGHT_LIMIT:
                 await self._settled.wait()
-            self._in_flight.add(key)
-            self._taken = message.id
-            settle = partial(self._unanswered, key)
+            settle = partial(self._unanswered, self._number(message))
         elif (
             isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled"
         ):
-            key = str((message.params or {}).get("requestId"))
-            if key in self._in_flight:
-                self._cancelled.add(key)
+            self._note_cancel(message)
         if isinstance(message, JSONRPCRequest) and message.method == "ping":
             self._renew(message)
         metadata = ServerMessageMetadata(request_context=self, on_request_unanswered=settle)
         await feed.send(SessionMessage(message, metadata))
+
+    def _number(self, request: JSONRPCRequest) -> int:
+        """Give a request the id by which the session knows it; return that."""
+        self._last += 1
+        self._taken = request.id
+        self._in_flight[request.id] = self._last
+        self._ids[self._last] = request.id
+        request.id = self._last
+        return self._last
+
+    def _note_cancel(self, cancel: JSONRPCNotification) -> None:
+        named = (cancel.params or {}).get("requestId")
+        # Some clients write numbers as text here.
+        for asked in (named, int(named) if isinstance(named, str) and named.isdecimal() else None):
+            if isinstance(asked, str | int) and not isinstance(asked, bool):
+                number = self._in_flight.get(asked)
+                if number is not None:
+                    self._cancelled.add(number)
+                    cancel.params = {**(cancel.params or {}), "requestId": number}
+                    return
+        # What is not in work must not be taken for the number of something that is.
+        cancel.params = {**(cancel.params or {}), "requestId": 0}
 
     def _renew(self, ping: JSONRPCRequest) -> None:
         """Take up a client's promise to send something at least so often."""
@@ -211,12 +236,12 @@ class Connection:
         except OSError:
             logger.debug("a client closed before its last reply was written")
 
-    async def _unanswered(self, key: str) -> None:
-        self._settle(key)
+    async def _unanswered(self, number: RequestId) -> None:
+        self._settle(number)
 
-    def _settle(self, key: str) -> None:
-        self._in_flight.discard(key)
-        self._cancelled.discard(key)
+    def _settle(self, number: RequestId) -> None:
+        self._in_flight.pop(self._ids.pop(number, number), None)
+        self._cancelled.discard(number)
         self._settled.set()
         self._settled = anyio.Event()
 
@@ -236,11 +261,16 @@ class Connection:
 
     async def send(self, item: SessionMessage, /) -> None:
         """Write one message of the session."""
+        message = item.message
+        if not isinstance(message, (JSONRPCResponse, JSONRPCError)) or message.id is None:
+            await self._write(message)
+            return
+        number = message.id
+        message.id = self._ids.get(number, number)
         try:
-            await self._write(item.message)
+            await self._write(message)
         finally:
-            if isinstance(item.message, (JSONRPCResponse, JSONRPCError)):
-                self._settle(str(item.message.id))
+            self._settle(number)
 
     async def aclose(self) -> None:
         """Do nothing: `serve` closes the socket when the session has ended."""

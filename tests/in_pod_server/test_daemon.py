@@ -166,6 +166,37 @@ def test_an_id_that_is_still_in_work_is_refused(wire: Wire) -> None:
     assert replies[2]["result"]["structuredContent"]["stdout"] == "go\n"
 
 
+def test_a_number_and_the_same_number_as_text_are_two_ids(wire: Wire) -> None:
+    """The session below takes them for one: their calls, replies and cancels must not be mixed up."""
+    wire.call(1, "run_command", command="mkfifo one two")
+    for request_id, fifo in ((7, "one"), ("7", "two")):
+        call = {"name": "run_command", "arguments": {"command": f"read line < {fifo}; echo $line"}}
+        wire.send({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": call})
+    wire.send(cancel(8))  # nobody's yet
+    go = {"name": "run_command", "arguments": {"command": "echo for-two > two; echo for-one > one"}}
+    wire.send({"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": go})
+    replies = {reply["id"]: reply for reply in (wire.receive() for _ in range(3))}
+    said = {each: reply["result"]["structuredContent"]["stdout"] for each, reply in replies.items()}
+    assert said == {7: "for-one\n", "7": "for-two\n", 8: ""}
+
+
+def test_a_cancel_ends_the_call_of_exactly_that_id(wire: Wire) -> None:
+    for request_id in (7, "7"):
+        call = {
+            "name": "run_command",
+            "arguments": {"command": f"echo $$ > {type(request_id).__name__}; sleep 60"},
+        }
+        wire.send({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": call})
+    wire.call(8, "run_command", command="until [ -s int ] && [ -s str ]; do sleep 0.01; done")
+    wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "7"}})
+    wire.call(9, "run_command", command="while kill -0 $(cat str); do sleep 0.01; done")
+    alive = wire.call(10, "run_command", command="kill -0 $(cat int)")
+    assert alive["structuredContent"]["exit_code"] == 0
+    wire.send(cancel(7))
+    gone = wire.call(11, "run_command", command="while kill -0 $(cat int); do sleep 0.01; done")
+    assert gone["structuredContent"]["state"] == "exited"
+
+
 def test_other_requests_are_answered_during_a_long_command(daemon: Daemon) -> None:
     """L58: one long command must not block everything."""
     with Wire(daemon.socket) as busy, Wire(daemon.socket) as other:
