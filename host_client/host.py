@@ -16,9 +16,10 @@ from host_client.config import Settings
 from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, SandboxNotFound
 from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
-from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, silent
+from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.session import Pipes, SandboxSession
 from host_client.sessions import Sessions
+from host_client.status import Progress, silent
 from host_client.transfer import Transfers
 
 log = logging.getLogger(__name__)

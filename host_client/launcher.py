@@ -9,15 +9,17 @@ once and a cancelled caller stops waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
 import anyio
 
-from host_client.backoff import pauses
+from host_client.backends.backend import Backend
+from host_client.clock import utc_now
 from host_client.config import Settings
+from host_client.ending import STOP_WAIT_SECONDS, gone, outlive_predecessors, stop_all
 from host_client.errors import (
     Conflict,
     LaunchFailed,
@@ -26,144 +28,21 @@ from host_client.errors import (
     SandboxExpired,
     SandboxNotFound,
     SandboxSuspended,
-    SessionLost,
     StillStarting,
     root_cause,
 )
 from host_client.identity import MAX_NAME, is_sandbox_id, named_sandbox_id, user_key
-from host_client.sandbox import (
-    Phase,
-    PodView,
-    Sandbox,
-    SandboxSpec,
-    current_pod,
-    draft_sandbox,
-    phase,
-    timestamp,
-)
-from in_pod_server.contract import CALL_LIMIT_SECONDS, STOP_GRACE_SECONDS
+from host_client.rising import POLL_SECONDS, Connect, answering
+from host_client.sandbox import PodView, Sandbox, current_pod, draft_sandbox, timestamp
+from host_client.status import Progress, Status, silent, status_of
+from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
 
 START_WAIT_SECONDS = CALL_LIMIT_SECONDS - 10.0
 """How long one call waits for a pod; the rest of a client's patience is for the call itself."""
-STOP_WAIT_SECONDS = STOP_GRACE_SECONDS + 20.0
-"""A pod is gone a moment after its grace; much longer means a node that does not answer."""
-STATUS_LAG_SECONDS = 5.0
-"""A pod's status tells a second late that its container runs; this is surely enough."""
-POLL_SECONDS = 0.3
-"""Pause between two looks at a pod: its status lags a second behind anyhow."""
-DIAL_SECONDS = (0.03, 0.5)
-"""Pause between two tries to reach a daemon: at first, and at most. A container answers most of a
-second before its status says that it runs, so trying is what finds out first."""
-
 _GONE = frozenset({"Deleted", "Ended"})
 """Reasons of a LaunchFailed that say nothing against another pod of the same sandbox."""
-_ANEW = "The next call starts another; files in the home are kept, processes and /tmp are not"
-
-Connect = Callable[[Sandbox, PodView], Awaitable[None]]
-"""Returns once the daemon of this very pod has answered, which is what ready means; raises
-SessionLost while it does not."""
-
-Progress = Callable[[str], None]
-"""Told what is being waited for, in a few words, whenever that changes."""
-
-
-class Backend(Protocol):
-    """What the launcher needs of a kind of sandbox object; `backends.pod` has the details."""
-
-    warnings: list[str]
-
-    async def observe(self, sandbox_id: str) -> tuple[Sandbox, list[PodView]]:
-        """The record and all its pods, or SandboxNotFound."""
-
-    async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
-        """All readable records of a user with their pods."""
-
-    async def claim(self, sandbox: Sandbox) -> Sandbox:
-        """Write a new record, or NameTaken."""
-
-    async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
-        """Change state, incarnation and expiry by compare-and-swap, or Conflict."""
-
-    async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
-        """Tell a running pod its new expiry."""
-
-    async def refuse_oversized(self, spec: SandboxSpec) -> None:
-        """UsageError where no node is as large as the limits."""
-
-    async def home(self) -> Mapping[str, Any] | None:
-        """The user's home, None if it was never made, or NameTaken."""
-
-    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
-        """Make the present incarnation; the uid of the home if this made it."""
-
-    async def predecessors(self, sandbox: Sandbox) -> list[PodView]:
-        """Pods of an earlier sandbox of the same name."""
-
-    async def users_of_home(self) -> list[str]:
-        """What uses the user's home, as Kind/name."""
-
-    async def stop(self, pod: PodView) -> None:
-        """Ask for the end of this very pod."""
-
-    async def delete(self, sandbox: Sandbox) -> None:
-        """Delete the record and all that it owns."""
-
-    async def delete_home(self, uid: str) -> bool:
-        """Delete the home that has this uid."""
-
-    async def pods_left(self, sandbox: Sandbox) -> list[PodView]:
-        """Its pods that still exist."""
-
-    async def last_words(self, pod: PodView) -> str:
-        """The end of a crashed container's log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A sandbox as a person is told of it.
-
-    Args:
-        sandbox: its record.
-        phase: what it is doing.
-        pod: its present pod, if it has one.
-        detail: why it is starting or has failed; empty otherwise.
-    """
-
-    sandbox: Sandbox
-    phase: Phase
-    pod: PodView | None
-    detail: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of `--json` and of structured tool results."""
-        box = self.sandbox
-        return {
-            "sandbox_id": box.id,
-            "name": box.name,
-            "phase": self.phase,
-            "detail": self.detail,
-            "created_at": timestamp(box.created_at),
-            "expires_at": timestamp(box.expires_at),
-            "image": box.spec.image,
-            "cpu_limit": box.spec.cpu_limit,
-            "memory_limit": box.spec.memory_limit,
-            "pod": self.pod.name if self.pod else "",
-            "node": (self.pod.node or "") if self.pod else "",
-            "restarts": self.pod.restarts if self.pod else 0,
-            "user": box.user_id,
-            "session": box.session_id,
-        }
-
-
-def silent(_: str) -> None:
-    """Progress that nobody watches."""
-
-
-def utc_now() -> datetime:
-    """The present, to the second, aware."""
-    return datetime.now(UTC).replace(microsecond=0)
 
 
 class Launcher:
@@ -245,9 +124,18 @@ class Launcher:
                     tasks.start_soon(self._backend.refuse_oversized, draft.spec)
             (sandbox,), (home,) = claimed, homes
             if name:
-                await self._outlive_predecessors(sandbox, deadline, progress)
+                await outlive_predecessors(
+                    self._backend, sandbox, deadline=deadline, progress=progress
+                )
             pod = await self._backend.start(sandbox, home)
-            pod = await self._answering(sandbox, pod, deadline - anyio.current_time(), progress)
+            pod = await answering(
+                self._backend,
+                self._connect,
+                sandbox,
+                pod,
+                wait=deadline - anyio.current_time(),
+                progress=progress,
+            )
             sandbox = await self._made(sandbox)
         except StillStarting as waiting:
             return Status(await self._made(claimed[0]), "starting", None, waiting.detail)
@@ -291,9 +179,9 @@ class Launcher:
             log.info("sandbox %s has expired and is made anew", sandbox.id)
             with anyio.CancelScope(shield=True):
                 await self._backend.delete(sandbox)  # this very record, by its uid
-                await self._stop_all(sandbox)
+                await stop_all(self._backend, sandbox)
             progress("waiting for the pod to end")
-            await self._gone(sandbox)
+            await gone(self._backend, sandbox)
         try:
             await self.create(name=name, lasting=True, progress=progress)
         except NameTaken:
@@ -305,30 +193,12 @@ class Launcher:
                 return
             raise
 
-    async def _outlive_predecessors(
-        self, sandbox: Sandbox, deadline: float, progress: Progress
-    ) -> None:
-        """Wait for the pods of a destroyed sandbox of this name: two must not write to one home."""
-        began = anyio.current_time()
-        while left := await self._backend.predecessors(sandbox):
-            settled = anyio.current_time() - began >= STATUS_LAG_SECONDS
-            if settled and all(pod.deleting and not pod.has_run for pod in left):
-                return
-            progress(f"waiting for pod {left[0].name} to end")
-            if anyio.current_time() >= deadline:
-                raise LaunchFailed(
-                    f"sandbox {sandbox.id} cannot start: pod {left[0].name} of the sandbox that had "
-                    "this name before is still ending. Try again in a minute",
-                    reason="Predecessor",
-                )
-            await anyio.sleep(POLL_SECONDS)
-
     async def _undo(self, sandbox: Sandbox, *, had_home: bool) -> None:
         """Remove what a failed create made; what cannot be removed is logged by name."""
         try:
             with anyio.fail_after(STOP_WAIT_SECONDS):
                 await self._backend.delete(sandbox)
-                await self._gone(sandbox)
+                await gone(self._backend, sandbox)
                 if not had_home and not await self._backend.users_of_home():
                     await self.purge_home()
         except (PodpipeError, TimeoutError) as error:
@@ -361,32 +231,14 @@ class Launcher:
     async def list_all(self) -> list[Status]:
         """All of this user's sandboxes, oldest first."""
         return [
-            self._status(sandbox, pods)
+            status_of(sandbox, pods, self._now())
             for sandbox, pods in await self._backend.owned_by(self._key)
             if sandbox.user_id == self._settings.user
         ]
 
     async def status(self, ref: str) -> Status:
         """One sandbox, as it is now."""
-        return self._status(*await self.find(ref))
-
-    def _status(self, sandbox: Sandbox, pods: list[PodView]) -> Status:
-        now = self._now()
-        pod = current_pod(sandbox, pods)
-        shown = phase(sandbox, pods, now)
-        detail = ""
-        if pod and pod.deleting:
-            detail = f"its pod is ending: {pod.why_ended}"
-        elif shown == "starting":
-            detail = pod.progress if pod else "its pod is not there yet"
-        elif shown == "failed" and pod:
-            if failure := pod.failure(now):
-                detail = ": ".join(filter(None, failure))
-            else:
-                detail = f"its pod ended: {pod.why_ended or 'no reason is told'}. {_ANEW}"
-        elif shown == "running" and pod and pod.last_exit:
-            detail = f"its container was restarted: {pod.last_exit}"
-        return Status(sandbox, shown, pod, detail)
+        return status_of(*await self.find(ref), self._now())
 
     def why_ended(self, sandbox_id: str, uid: str = "") -> str:
         """Why the pod of a sandbox that did not end by request ended, as far as was seen here.
@@ -458,7 +310,9 @@ class Launcher:
                     pod = await self._backend.start(sandbox, await self._backend.home())
                 left = deadline - anyio.current_time()
                 try:
-                    risen = await self._answering(sandbox, pod, left, progress)
+                    risen = await answering(
+                        self._backend, self._connect, sandbox, pod, wait=left, progress=progress
+                    )
                 except LaunchFailed as failed:
                     if made or failed.reason not in _GONE:
                         with anyio.CancelScope(shield=True):
@@ -499,87 +353,6 @@ class Launcher:
         except PodpipeError as error:
             log.warning("pod %s of a failed start was left: %s", pod.name, error)
 
-    async def _answering(
-        self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
-    ) -> PodView:
-        """Wait until the daemon of this very pod answers.
-
-        Tries to reach it, and beside that looks at the pod for a reason why it never will.
-
-        Raises:
-            LaunchFailed: Kubernetes says that it will not, or the pod was replaced or deleted.
-            StillStarting: not within `wait` seconds.
-            PodpipeError: it answered, and cannot be talked to.
-        """
-        latest = pod
-        unanswered = ""
-
-        async def watch() -> None:
-            nonlocal latest
-            deadline = anyio.current_time() + wait
-            while True:
-                progress("connecting" if latest.container_running else latest.progress)
-                await anyio.sleep(max(0.0, min(POLL_SECONDS, deadline - anyio.current_time())))
-                _, pods = await self._backend.observe(sandbox.id)
-                latest = await self._still_rising(sandbox, pod, pods)
-                if anyio.current_time() >= deadline:
-                    detail = latest.progress
-                    hint = ""
-                    if latest.container_running:
-                        detail = f"its container runs but does not answer: {unanswered}"
-                        hint = ". If it stays so, suspend and resume it: files in the home are kept"
-                    raise StillStarting(
-                        f"sandbox {sandbox.id} is still starting ({detail}). "
-                        f"Call again to go on waiting{hint}",
-                        detail=detail,
-                    )
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(watch)
-                for pause in pauses(*DIAL_SECONDS):
-                    try:
-                        await self._connect(sandbox, pod)
-                        break
-                    except SessionLost as error:
-                        unanswered = str(error)
-                        log.debug("not yet: %s", error)
-                    await anyio.sleep(pause)
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise root_cause(group) from None
-        return replace(latest, container_running=True)
-
-    async def _still_rising(self, sandbox: Sandbox, pod: PodView, pods: list[PodView]) -> PodView:
-        """The newest view of a pod that is coming up.
-
-        Raises:
-            LaunchFailed: it will not come up.
-        """
-        latest = next((p for p in pods if p.uid == pod.uid), None)
-        if latest is None or latest.deleting:
-            raise LaunchFailed(
-                f"sandbox {sandbox.id}: pod {pod.name} was deleted while starting",
-                reason="Deleted",
-            )
-        if failure := latest.failure(self._now()):
-            reason, message = failure
-            if reason == "CrashLoopBackOff":
-                said = await self._backend.last_words(latest)
-                message += f"; it said: {said}" if said else ""
-            raise LaunchFailed(
-                f"sandbox {sandbox.id} cannot start, {reason}: {message}. "
-                f"{_next_step(reason, message, sandbox)}",
-                reason=reason,
-            )
-        if latest.ended:
-            raise LaunchFailed(
-                f"sandbox {sandbox.id}: pod {pod.name} ended while starting "
-                f"({'; '.join(filter(None, (latest.ended_reason or latest.phase, latest.last_exit)))})",
-                reason="Ended",
-            )
-        return latest
-
     async def suspend(self, ref: str, *, progress: Progress = silent) -> Status:
         """End the pod and keep record and home; returns when the pod is gone.
 
@@ -597,18 +370,10 @@ class Launcher:
                     sandbox = await self._backend.update(sandbox, wanted)
                 except Conflict:
                     sandbox, _ = await self._backend.observe(sandbox.id)
-            await self._stop_all(sandbox)
+            await stop_all(self._backend, sandbox)
         progress("waiting for the pod to end")
-        await self._gone(sandbox)
+        await gone(self._backend, sandbox)
         return Status(sandbox, "suspended", None, "")
-
-    async def _stop_all(self, sandbox: Sandbox) -> list[PodView]:
-        """Ask every pod of a sandbox to end; those that exist, asked or not."""
-        pods = await self._backend.pods_left(sandbox)
-        for pod in pods:
-            if not pod.deleting:
-                await self._backend.stop(pod)
-        return pods
 
     async def extend(self, ref: str, ttl_minutes: int) -> Status:
         """Let a sandbox live `ttl_minutes` from now, never shorter than it would have.
@@ -624,7 +389,7 @@ class Launcher:
             self._refuse_expired(sandbox)
             wanted = sandbox.with_lifetime(self._now(), ttl_minutes)
             if wanted.expires_at <= sandbox.expires_at:
-                return self._status(sandbox, pods)
+                return status_of(sandbox, pods, self._now())
             try:
                 sandbox = await self._backend.update(sandbox, wanted)
             except Conflict:
@@ -632,7 +397,7 @@ class Launcher:
                 continue
             if pod := current_pod(sandbox, pods):
                 await self._backend.announce_expiry(sandbox, pod)
-            return self._status(sandbox, pods)
+            return status_of(sandbox, pods, self._now())
 
     async def destroy(self, ref: str, *, progress: Progress = silent) -> Sandbox:
         """Delete a sandbox and wait until its pods are gone; the home is kept.
@@ -644,31 +409,10 @@ class Launcher:
         with anyio.CancelScope(shield=True):
             await self._backend.delete(sandbox)
             # The garbage collector would come to them; asking directly saves its delay.
-            await self._stop_all(sandbox)
+            await stop_all(self._backend, sandbox)
         progress("waiting for the pod to end")
-        await self._gone(sandbox)
+        await gone(self._backend, sandbox)
         return sandbox
-
-    async def _gone(self, sandbox: Sandbox) -> None:
-        """Wait until no pod of the sandbox runs or could still write to its home.
-
-        One that is being deleted and never ran is not waited for long: the kubelet may keep it until
-        an image is pulled that nobody wants any more. Its status lags, so it is given a moment to
-        show that it did run.
-        """
-        began = anyio.current_time()
-        deadline = began + STOP_WAIT_SECONDS
-        while left := await self._stop_all(sandbox):
-            settled = anyio.current_time() - began >= STATUS_LAG_SECONDS
-            if settled and all(pod.deleting and not pod.has_run for pod in left):
-                return
-            if anyio.current_time() >= deadline:
-                raise StillStarting(
-                    f"pod {', '.join(pod.name for pod in left)} of sandbox {sandbox.id} is still ending after "
-                    f"{STOP_WAIT_SECONDS:.0f} s; its node may not answer",
-                    detail="its pod is still ending",
-                )
-            await anyio.sleep(POLL_SECONDS)
 
     async def purge_home(self) -> bool:
         """Delete this user's home for good; never offered to a model.
@@ -685,25 +429,3 @@ class Launcher:
         if home is None:
             return False
         return await self._backend.delete_home(home["metadata"]["uid"])
-
-
-def _next_step(reason: str, message: str, sandbox: Sandbox) -> str:
-    """What to do about a launch failure."""
-    if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-        return (
-            f"Check the image {sandbox.spec.image!r} (setting SANDBOX_IMAGE) and that the nodes can "
-            "pull it; `scripts/image load` puts a local one there"
-        )
-    if "PersistentVolumeClaim" in message:
-        return (
-            "The home has no volume: check the storage class (setting DEFAULT_STORAGE_CLASS; "
-            "`kubectl get storageclass` lists them)"
-        )
-    if reason == "Unschedulable":
-        return (
-            f"It asks for cpu {sandbox.spec.cpu_request} and memory {sandbox.spec.memory_request}; "
-            "ask for less, destroy other sandboxes, or add a node"
-        )
-    if reason in ("CrashLoopBackOff", "RunContainerError", "CreateContainerError", "StartError"):
-        return f"Is {sandbox.spec.image!r} (setting SANDBOX_IMAGE) a podpipe image, and of this version?"
-    return "Nothing of it was left behind"

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from host_client.clock import utc_now
 from host_client.config import IDLE_SECONDS
 from host_client.errors import (
     Forbidden,
@@ -23,7 +24,6 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.kubectl import Kubectl
-from host_client.launcher import utc_now
 from host_client.parts import stage
 from host_client.pipe import OnProgress, Pipe
 from host_client.sandbox import PodView, Sandbox

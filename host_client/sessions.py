@@ -29,10 +29,11 @@ from host_client.errors import (
     StillStarting,
     UsageError,
 )
-from host_client.launcher import START_WAIT_SECONDS, Launcher, Progress, Status, silent
+from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.pipe import OnProgress
 from host_client.sandbox import PodView, Sandbox
 from host_client.session import ANSWER_MARGIN_SECONDS, Pipes, SandboxSession
+from host_client.status import Progress, Status, silent
 from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
     FATE_UNKNOWN,

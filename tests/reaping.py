@@ -20,10 +20,11 @@ import anyio
 
 from host_client import manifest
 from host_client.backends.pod import PodBackend
+from host_client.clock import utc_now
 from host_client.config import Settings
 from host_client.errors import SandboxNotFound
 from host_client.kubectl import Kubectl
-from host_client.launcher import Launcher, utc_now
+from host_client.launcher import Launcher
 from host_client.reaper import sweep
 from host_client.sandbox import PodView, Sandbox, draft_sandbox
 

@@ -12,7 +12,7 @@ import anyio.to_thread
 from host_client.commands.output import show, table, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, PodpipeError, StillStarting, UsageError
-from host_client.launcher import Progress, Status
+from host_client.status import Progress, Status
 
 if TYPE_CHECKING:
     from host_client.host import Host

@@ -8,10 +8,10 @@ import json
 import yaml
 
 from host_client import manifest
+from host_client.clock import utc_now
 from host_client.commands.output import show, table
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED
-from host_client.launcher import utc_now
 from host_client.sandbox import draft_sandbox
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from host_client.launcher import Progress
+from host_client.status import Progress
 
 
 def show(arguments: argparse.Namespace, text: str, facts: Any) -> None:

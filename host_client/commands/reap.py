@@ -14,7 +14,7 @@ from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, KubectlError, UsageError
 from host_client.kubectl import Kubectl
-from host_client.launcher import silent
+from host_client.status import silent
 
 if TYPE_CHECKING:
     from host_client.reaper import Report

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import Context
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
-from host_client.launcher import Progress
+from host_client.status import Progress
 
 PROGRESS_SECONDS = 1.0
 """How often a waiting client is told what is being waited for."""

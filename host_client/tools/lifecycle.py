@@ -12,8 +12,8 @@ from pydantic import Field
 
 from host_client.host import Host
 from host_client.identity import MAX_NAME
-from host_client.launcher import Status
 from host_client.refusals import refusals
+from host_client.status import Status
 from host_client.tools.common import SandboxId, answer, fitting, progress_of
 
 

@@ -15,9 +15,9 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
+from host_client.clock import utc_now
 from host_client.errors import SandboxNotFound, UsageError
 from host_client.host import Host
-from host_client.launcher import utc_now
 from host_client.server import build_server
 from tests.host_client.conftest import StubCluster
 

@@ -1,0 +1,59 @@
+"""What a launcher needs of a kind of sandbox object; `pod` is the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from host_client.sandbox import PodView, Sandbox, SandboxSpec
+
+
+class Backend(Protocol):
+    """Objects of sandboxes in a cluster, for one user."""
+
+    warnings: list[str]
+
+    async def observe(self, sandbox_id: str) -> tuple[Sandbox, list[PodView]]:
+        """The record and all its pods, or SandboxNotFound."""
+
+    async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
+        """All readable records of a user with their pods."""
+
+    async def claim(self, sandbox: Sandbox) -> Sandbox:
+        """Write a new record, or NameTaken."""
+
+    async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
+        """Change state, incarnation and expiry by compare-and-swap, or Conflict."""
+
+    async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
+        """Tell a running pod its new expiry."""
+
+    async def refuse_oversized(self, spec: SandboxSpec) -> None:
+        """UsageError where no node is as large as the limits."""
+
+    async def home(self) -> Mapping[str, Any] | None:
+        """The user's home, None if it was never made, or NameTaken."""
+
+    async def start(self, sandbox: Sandbox, home: Mapping[str, Any] | None) -> PodView:
+        """Make the present incarnation; the uid of the home if this made it."""
+
+    async def predecessors(self, sandbox: Sandbox) -> list[PodView]:
+        """Pods of an earlier sandbox of the same name."""
+
+    async def users_of_home(self) -> list[str]:
+        """What uses the user's home, as Kind/name."""
+
+    async def stop(self, pod: PodView) -> None:
+        """Ask for the end of this very pod."""
+
+    async def delete(self, sandbox: Sandbox) -> None:
+        """Delete the record and all that it owns."""
+
+    async def delete_home(self, uid: str) -> bool:
+        """Delete the home that has this uid."""
+
+    async def pods_left(self, sandbox: Sandbox) -> list[PodView]:
+        """Its pods that still exist."""
+
+    async def last_words(self, pod: PodView) -> str:
+        """The end of a crashed container's log."""
