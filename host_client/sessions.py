@@ -38,6 +38,7 @@ from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
     FATE_UNKNOWN,
     META_BOOT_ID,
+    META_CALL_AGE,
     META_CALL_ID,
     META_FATE,
 )
@@ -177,6 +178,7 @@ class Sessions:
         _refuse_unsendable(tool, arguments)
         call_id = secrets.token_hex(16)
         first: SandboxSession | None = None
+        sent_at = 0.0
         patience = give_up = anyio.current_time() + within
         for pause in pauses(*RETRY_SECONDS):
             try:
@@ -189,7 +191,11 @@ class Sessions:
                     why = self._launcher.why_ended(session.sandbox.id, first.pod.uid)
                     raise _replaced(tool, first.pod, session.pod, why)
                 boot_id = first.boot_id if first else session.boot_id
-                name = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
+                name: dict[str, Any] = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
+                if first:
+                    name[META_CALL_AGE] = round(anyio.current_time() - sent_at, 3)
+                else:
+                    sent_at = anyio.current_time()
                 result = await session.request(
                     tool,
                     arguments,

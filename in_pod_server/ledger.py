@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,11 @@ from mcp.types import CallToolResult, TextContent
 from in_pod_server.contract import FATE_NOT_STARTED, FATE_UNKNOWN, META_FATE
 
 KEPT_CALLS: Final = 4096
+"""Calls that are remembered. One that is asked for again, and may be older than all of them, is said to
+be unknown: it is not run, for it may have been."""
+CLOCK_SECONDS: Final = 60.0
+"""By how much a call may be older than its age says: that is from when it was asked for again, and
+the question takes its time."""
 KEPT_RESULT_BYTES: Final = 16 * 1024 * 1024
 """Results that wait for a client that might ask again; older ones are told as no longer kept."""
 JOURNALED_RESULT_BYTES: Final = 64 * 1024
@@ -34,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Call:
+    began: float
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     done: anyio.Event = field(default_factory=anyio.Event)
     result: CallToolResult | None = None
@@ -59,6 +66,8 @@ class Ledger:
         self._past_boots: set[str] = set()
         self._past: dict[str, CallToolResult | None] = {}
         self._ending = False
+        self._forgot: float | None = None
+        """When the newest call began of which nothing is known any more; this machine's clock."""
         self._read_past()
         self._file = journal.open("ab", buffering=0)
         self._write({"boot": boot_id})
@@ -79,6 +88,7 @@ class Ledger:
         boot_id: str,
         run: Callable[[], Awaitable[CallToolResult]],
         cancelled_by_client: Callable[[], bool],
+        age: float = 0.0,
     ) -> CallToolResult:
         """Run a call, or join it, or give its kept result.
 
@@ -88,6 +98,7 @@ class Ledger:
             run: runs it; never raises but for cancellation.
             cancelled_by_client: whether a cancelled wait means that the call shall stop. The end of
                 a connection does not.
+            age: seconds since it was first sent; 0 where this is the first time.
 
         Returns:
             The call's result, or one whose meta says that its fate is unknown, or that it was not
@@ -97,6 +108,8 @@ class Ledger:
         if call is None:
             if boot_id != self._boot_id and (past := self._from_before(call_id, boot_id)):
                 return past
+            if age and self._may_have_forgotten(age):
+                return _unknown("it was sent so many calls ago that it is not known whether it ran")
             if self._ending:
                 return _stands_for(
                     "the sandbox is ending: this call was not started", FATE_NOT_STARTED
@@ -114,7 +127,7 @@ class Ledger:
         return call.result or _unknown("its result is no longer kept; it did run")
 
     def _begin(self, call_id: str, run: Callable[[], Awaitable[CallToolResult]]) -> _Call:
-        call = self._calls[call_id] = _Call()
+        call = self._calls[call_id] = _Call(time.monotonic())
         # Before it runs: what is not in the journal has not begun.
         self._write({"start": call_id})
 
@@ -150,6 +163,11 @@ class Ledger:
                 call.size, call.result = 0, None
                 if len(self._calls) > KEPT_CALLS:
                     del self._calls[call_id]
+                    self._forgot = max(call.began, self._forgot or call.began)
+
+    def _may_have_forgotten(self, age: float) -> bool:
+        """Whether a call of that age that is not known may be one that was forgotten."""
+        return self._forgot is not None and time.monotonic() - age - CLOCK_SECONDS <= self._forgot
 
     # --- the journal -----------------------------------------------------------------------------
 
@@ -171,6 +189,8 @@ class Ledger:
                 entry = json.loads(line)
                 if "boot" in entry:
                     self._past_boots.add(entry["boot"])
+                elif "forgot" in entry:
+                    self._forgot = float(entry["forgot"])
                 elif "start" in entry:
                     self._past.setdefault(entry["start"], None)
                 elif "result" in entry:
@@ -196,6 +216,8 @@ class Ledger:
         fresh = self._path.with_suffix(".new")
         with fresh.open("wb") as out:
             out.write(json.dumps({"boot": self._boot_id}).encode() + b"\n")
+            if self._forgot is not None:
+                out.write(json.dumps({"forgot": self._forgot}).encode() + b"\n")
             for call_id in self._calls:
                 out.write(json.dumps({"start": call_id}).encode() + b"\n")
         fresh.replace(self._path)

@@ -66,6 +66,7 @@ class SandboxServer(MCPServer[Any]):
         """
         meta = dict(context.request_context.meta or {}) if context and self.ledger else {}
         call_id, boot_id = meta.get(contract.META_CALL_ID), meta.get(contract.META_BOOT_ID)
+        age = meta.get(contract.META_CALL_AGE)
         if not isinstance(call_id, str) or not isinstance(boot_id, str):
             return await self._run_tool(name, arguments, context)
         assert context is not None
@@ -86,7 +87,11 @@ class SandboxServer(MCPServer[Any]):
                 return CallToolResult(content=[text], is_error=True)
 
         return await self.ledger.call(
-            call_id, boot_id, run, lambda: connection.cancelled_by_client(request_id)
+            call_id,
+            boot_id,
+            run,
+            lambda: connection.cancelled_by_client(request_id),
+            age=age if isinstance(age, int | float) else 0.0,
         )
 
     async def _run_tool(

@@ -22,6 +22,8 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.host import Host
+from host_client.session import SandboxSession
+from in_pod_server.contract import META_CALL_AGE, META_CALL_ID
 from tests.host_client.conftest import StubCluster
 
 BOUND = 60
@@ -170,6 +172,27 @@ async def test_a_call_whose_pipe_dies_is_joined_over_another_and_runs_once(
         )
         assert (facts["stdout"], facts["exit_code"]) == ("end\n", 0)
         assert (await run(host, "work", "cat ran"))["stdout"] == "once\n"
+
+
+async def test_a_call_that_is_asked_for_again_says_how_old_it_is(
+    host: Host, stub: StubCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that the daemon knows whether it can have forgotten it."""
+    asked: list[dict[str, Any]] = []
+    request = SandboxSession.request
+
+    async def noted(session: SandboxSession, *arguments: Any, **options: Any) -> dict[str, Any]:
+        asked.append(options["meta"])
+        return await request(session, *arguments, **options)
+
+    monkeypatch.setattr(SandboxSession, "request", noted)
+    await host.launcher.create(name="work")
+    with anyio.fail_after(BOUND):
+        await killed_while(host, stub, "sleep 1", lambda: os.kill(pipes()[0], signal.SIGKILL))
+    first, again = asked[1], asked[-1]
+    assert again[META_CALL_ID] == first[META_CALL_ID]
+    assert META_CALL_AGE not in first
+    assert 0 < again[META_CALL_AGE] < BOUND
 
 
 async def test_a_call_that_ended_while_no_pipe_was_there_is_still_answered(

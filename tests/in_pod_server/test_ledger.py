@@ -231,6 +231,42 @@ async def test_kept_results_are_bounded_and_a_dropped_one_is_not_run_again(
     assert work.runs == 10
 
 
+@pytest.mark.parametrize("boot", ["old", "new"])
+async def test_a_call_that_may_be_forgotten_is_unknown_and_not_run_again(
+    open_ledger: Callable[[str], Ledger], monkeypatch: pytest.MonkeyPatch, boot: str
+) -> None:
+    """Only so many calls are remembered, in a daemon and in the journal that the next one reads."""
+    monkeypatch.setattr(module, "KEPT_CALLS", 3)
+    monkeypatch.setattr(module, "JOURNAL_BYTES", 500)
+    ledger = open_ledger("old")
+    work = Work()
+    for number in range(10):
+        await ledger.call(f"c{number}", "old", work, stays)
+    asked = ledger if boot == "old" else open_ledger("new")
+    for call_id in ("c0", "never sent as far as is known"):
+        again = await asked.call(call_id, "old", work, stays, age=5)
+        assert unknown(again)
+        assert "not known whether it ran" in text(again)
+    assert work.runs == 10
+
+
+async def test_a_call_that_is_younger_than_all_that_was_forgotten_is_run(
+    open_ledger: Callable[[str], Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_CALLS", 3)
+    now = 1000.0
+    monkeypatch.setattr("in_pod_server.ledger.time.monotonic", lambda: now)
+    ledger = open_ledger("boot")
+    work = Work()
+    for number in range(10):
+        await ledger.call(f"c{number}", "boot", work, stays)
+    now += module.CLOCK_SECONDS + 10
+    assert not unknown(await ledger.call("lost on its way", "boot", work, stays, age=9))
+    assert unknown(await ledger.call("c0", "boot", work, stays, age=11))
+    assert not unknown(await ledger.call("new", "boot", work, stays))
+    assert work.runs == 12
+
+
 async def test_the_journal_is_bounded(
     open_ledger: Callable[[str], Ledger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
