@@ -313,12 +313,17 @@ class Transfers:
         if running is None:
             running = self._running[key] = _Running()
             self._tasks.start_soon(self._own, key, running, begin)
+        running.waiting += 1
         try:
             with anyio.move_on_after(seconds):
                 await running.ended.wait()
         except anyio.get_cancelled_exc_class():
-            running.scope.cancel()
+            # What another call waits for is not this one's to end.
+            if running.waiting == 1:
+                running.scope.cancel()
             raise
+        finally:
+            running.waiting -= 1
         if not running.ended.is_set():
             raise StillStarting(
                 f"still {running.meter.text()}. It goes on; call again with the same arguments to "
@@ -360,6 +365,8 @@ class _Running:
         self.scope = anyio.CancelScope()
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
+        self.waiting = 0
+        """Calls that wait for it now."""
 
 
 def _failure(found: _Found) -> TransferFailed:

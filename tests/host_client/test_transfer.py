@@ -26,7 +26,7 @@ from host_client.ends import places
 from host_client.errors import TransferFailed, UsageError
 from host_client.host import Host
 from host_client.line import POD_ARGV
-from host_client.outcome import shown
+from host_client.outcome import Meter, Outcome, shown
 from host_client.paths import allowed, in_home
 from host_client.server import build_server
 from in_pod_server.contract import HOME, WORKSPACE
@@ -456,6 +456,54 @@ async def test_a_tool_that_takes_too_long_says_so_and_is_joined_by_the_next_call
             assert calls > 1
             assert result.structured_content["bytes"] == 4 << 30
             assert result.structured_content["tries"] == 1
+
+
+async def test_a_call_that_is_cancelled_does_not_end_what_another_waits_for(
+    stub: StubCluster,
+) -> None:
+    let_go = anyio.Event()
+    began: list[Meter] = []
+    ended: list[Outcome] = []
+
+    async def begin(meter: Meter) -> Outcome:
+        began.append(meter)
+        await let_go.wait()
+        return Outcome(1, 2, 0, 0.1, (), 0, 0, 1)
+
+    async with Host(stub.settings()) as host, anyio.create_task_group() as tasks:
+
+        async def wait(scope: anyio.CancelScope) -> None:
+            with scope:
+                ended.append(await host.transfers.within(60, ("put", "work"), begin))
+
+        gives_up, stays = anyio.CancelScope(), anyio.CancelScope()
+        tasks.start_soon(wait, gives_up)
+        tasks.start_soon(wait, stays)
+        await anyio.wait_all_tasks_blocked()
+        gives_up.cancel()
+        await anyio.wait_all_tasks_blocked()
+        let_go.set()
+    assert len(began) == len(ended) == 1
+
+
+async def test_the_last_call_that_is_cancelled_ends_the_transfer(stub: StubCluster) -> None:
+    cancelled = anyio.Event()
+
+    async def begin(_: Meter) -> Outcome:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+        raise AssertionError("sleeps for ever")
+
+    async with Host(stub.settings()) as host:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(host.transfers.within, 60, ("put", "work"), begin)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(BOUND):
+            await cancelled.wait()
 
 
 def test_paths_in_the_sandbox() -> None:
