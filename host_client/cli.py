@@ -20,7 +20,7 @@ from typing import NoReturn
 import anyio
 
 from host_client import __version__
-from host_client.commands import files, lifecycle, look, pipes, reap
+from host_client.commands import admin, files, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import run as runs
 from host_client.config import SETTINGS_HELP, Settings
@@ -261,11 +261,12 @@ def _parser() -> argparse.ArgumentParser:
     render = add(
         "render",
         look.render,
-        "Print the manifests of a sandbox.",
+        "Print the manifests of a sandbox, or with `admin` those that an administrator applies once.",
         "render --name work",
         sandbox=False,
     )
     render.add_argument("--name", default="example", help="name of the sandbox")
+    admin.add_to(render)
     add(
         "doctor", look.doctor, "Look for what is missing, and say the fix.", "doctor", sandbox=False
     )

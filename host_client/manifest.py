@@ -66,15 +66,30 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _render(template: str, **values: object) -> Object:
+def render_all(template: str, **values: object) -> list[Object]:
+    """The documents of a template.
+
+    Args:
+        template: its path below `manifests`.
+        values: what its expressions name.
+    """
     text = _environment().get_template(template).render(**values)
-    (document,) = list(yaml.safe_load_all(text))
-    return document  # type: ignore[no-any-return]
+    return list(yaml.safe_load_all(text))
 
 
-def namespace(settings: Settings) -> Object:
-    """The namespace, with restricted Pod Security enforced."""
-    return _render("namespace.yaml.j2", namespace=settings.namespace)
+def _render(template: str, **values: object) -> Object:
+    (document,) = render_all(template, **values)
+    return document
+
+
+def namespace(settings: Settings, name: str = "") -> Object:
+    """A namespace with restricted Pod Security enforced.
+
+    Args:
+        settings: name the one of the sandboxes.
+        name: another one.
+    """
+    return _render("namespace.yaml.j2", namespace=name or settings.namespace)
 
 
 def record(sandbox: Sandbox, settings: Settings) -> Object:

@@ -1,0 +1,147 @@
+"""What an administrator applies once: roles, network policy, limits, admission policy, the reaper.
+
+Everything is rendered from the same settings as the sandboxes themselves, so that what is allowed
+and what is made agree. Nothing here touches a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Any
+
+from host_client import manifest
+from host_client.config import DEFAULT_RUNTIME_CLASS, Settings, quantity
+from host_client.errors import UsageError
+from in_pod_server.contract import PREFIX
+
+LAUNCHER = f"{PREFIX}-launcher"
+REAPER = f"{PREFIX}-reaper"
+"""Names of the roles, and of the service accounts that have them."""
+
+TEMPLATES = ("access", "limits", "network", "policy", "reaper")
+
+_SUBJECT = re.compile(r"(User|Group):(.+)|ServiceAccount:([a-z0-9-]+)/([a-z0-9.-]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """What an administrator decides, beside the settings.
+
+    Args:
+        launchers: who may make sandboxes: User:NAME, Group:NAME, ServiceAccount:NAMESPACE/NAME;
+            empty for a service account of their own.
+        images: what a sandbox may be made of, a trailing `*` for anything; empty for SANDBOX_IMAGE.
+        egress: CIDRs that sandboxes reach although they are not the internet.
+        reaper_image: what the reaper's CronJob runs; empty for no CronJob.
+        max_sandboxes: running at once, in the namespace.
+        max_homes: volumes in the namespace.
+        max_cpu: the largest CPU limit of one sandbox.
+        max_memory: likewise.
+        isolation: whether a sandbox must have gVisor or a user namespace.
+        purge: whether launchers may delete homes.
+        cluster_reads: whether launchers may read classes and nodes.
+    """
+
+    launchers: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    egress: tuple[str, ...] = ()
+    reaper_image: str = ""
+    max_sandboxes: int = 50
+    max_homes: int = 200
+    max_cpu: str = "4"
+    max_memory: str = "8Gi"
+    isolation: bool = False
+    purge: bool = False
+    cluster_reads: bool = False
+
+
+def beside(namespace: str) -> str:
+    """The namespace of the service accounts and the reaper, where no sandbox lives.
+
+    Raises:
+        UsageError: the name would be too long for a namespace.
+    """
+    name = f"{namespace}-admin"
+    if len(name) > 63:
+        raise UsageError(
+            f"NAMESPACE={namespace!r} is too long by {len(name) - 63}: {name} is used too"
+        )
+    return name
+
+
+def documents(settings: Settings, administration: Administration) -> list[manifest.Object]:
+    """All objects, in the order in which they can be applied.
+
+    Raises:
+        UsageError: a subject, CIDR, quantity or number makes no sense.
+    """
+    a = administration
+    for name, number in (("--max-sandboxes", a.max_sandboxes), ("--max-homes", a.max_homes)):
+        if number < 1:
+            raise UsageError(f"{name} {number} has to be at least 1")
+    for name, largest, default in (
+        ("--max-cpu", a.max_cpu, settings.cpu_limit),
+        ("--max-memory", a.max_memory, settings.memory_limit),
+    ):
+        if quantity(largest, name) < quantity(default, name):
+            raise UsageError(f"{name} {largest} is less than a sandbox has by default, {default}")
+    for block in a.egress:
+        _check_cidr(block)
+    namespace = settings.namespace
+    values: Mapping[str, Any] = {
+        "a": a,
+        "settings": settings,
+        "namespace": namespace,
+        "beside": beside(namespace),
+        "name": PREFIX,
+        "scoped": f"{PREFIX}.{namespace}",
+        "launcher": LAUNCHER,
+        "reaper": REAPER,
+        "images": a.images or (settings.image,),
+        "runtime_class": settings.runtime_class or DEFAULT_RUNTIME_CLASS,
+        "pull_secrets": settings.pull_secrets,
+        "subjects": [_subject(who) for who in a.launchers]
+        or [{"kind": "ServiceAccount", "name": LAUNCHER, "namespace": beside(namespace)}],
+        "label": lambda name: f"object.metadata.?labels[?{cel(name)}].orValue('')",
+        "cel": cel,
+        "total": lambda each: _times(each, a.max_sandboxes),
+    }
+    found = [manifest.namespace(settings), manifest.namespace(settings, beside(namespace))]
+    for template in TEMPLATES:
+        found += manifest.render_all(f"admin/{template}.yaml.j2", **values)
+    return found
+
+
+def cel(value: object) -> str:
+    """A string, number or list as a literal of the policy's expression language."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _times(each: str, count: int) -> str:
+    """`count` times a quantity, as a plain number."""
+    total = quantity(each, "a limit") * count
+    return str(int(total)) if total == total.to_integral_value() else f"{int(total * 1000)}m"
+
+
+def _subject(who: str) -> manifest.Object:
+    match = _SUBJECT.fullmatch(who)
+    if not match:
+        raise UsageError(
+            f"--launcher {who!r} is not User:NAME, Group:NAME or ServiceAccount:NAMESPACE/NAME"
+        )
+    if match[1]:
+        return {"apiGroup": "rbac.authorization.k8s.io", "kind": match[1], "name": match[2]}
+    return {"kind": "ServiceAccount", "name": match[4], "namespace": match[3]}
+
+
+def _check_cidr(block: str) -> None:
+    try:
+        if "/" not in block:
+            raise ValueError("it has no /length")
+        ip_network(block)
+    except ValueError as error:
+        raise UsageError(f"--egress {block!r} is not a CIDR such as 10.1.2.0/24: {error}") from None
