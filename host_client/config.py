@@ -13,15 +13,17 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 
 from host_client.errors import UsageError
 from host_client.identity import default_user, user_key
+from host_client.quantity import quantity, refuse_beyond_cap
 from in_pod_server.contract import MAX_FILE_BYTES
 
 IDLE_SECONDS = 600
 REAPER_INTERVAL_SECONDS = 60
+MAX_SANDBOXES_PER_USER = 20
+MAX_SANDBOXES = 1000
 DEFAULT_RUNTIME_CLASS = "gvisor"
 DEFAULT_STORAGE_CLASS = "standard"
 """What is tried first where the setting is unset."""
@@ -43,6 +45,13 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "MAX_TTL_MINUTES": ("1440", "longest lifetime; also the pod's activeDeadlineSeconds"),
     "DEFAULT_CPU_LIMIT": ("2", "CPU limit of a sandbox"),
     "DEFAULT_MEMORY_LIMIT": ("4Gi", "memory limit of a sandbox"),
+    "MAX_CPU_LIMIT": ("8", "largest CPU limit that create may be asked for"),
+    "MAX_MEMORY_LIMIT": ("16Gi", "largest memory limit that create may be asked for"),
+    "MAX_SANDBOXES_PER_USER": (
+        str(MAX_SANDBOXES_PER_USER),
+        "sandboxes that a user may have, suspended ones too; expired ones do not count",
+    ),
+    "MAX_SANDBOXES": (str(MAX_SANDBOXES), "likewise of all users together in the namespace"),
     "CPU_REQUEST": ("100m", "CPU request, so that many sandboxes fit one node"),
     "MEMORY_REQUEST": ("256Mi", "memory request"),
     "EPHEMERAL_STORAGE_LIMIT": ("8Gi", "scratch disk of a sandbox: /tmp and logs"),
@@ -82,43 +91,11 @@ MAX_ENV_FILE_BYTES = 64 * 1024
 MAX_TTL_LIMIT = 365 * 24 * 60
 """Minutes: beyond a year a sandbox is no sandbox, and dates run over."""
 
+MAX_COUNT = 1_000_000
+"""Of sandboxes: far more than a cluster has."""
+
 _MAY_BE_EMPTY = ("RUNTIME_CLASS", "DEFAULT_STORAGE_CLASS")
 """Settings whose empty value is not their default."""
-
-_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
-_SCALE = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    "k": Decimal(10) ** 3,
-    "M": Decimal(10) ** 6,
-    "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12,
-    "P": Decimal(10) ** 15,
-    "E": Decimal(10) ** 18,
-    "Ki": Decimal(2) ** 10,
-    "Mi": Decimal(2) ** 20,
-    "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40,
-    "Pi": Decimal(2) ** 50,
-    "Ei": Decimal(2) ** 60,
-}
-
-
-def quantity(text: str, what: str) -> Decimal:
-    """The value of a Kubernetes quantity such as 500m, 2 or 4Gi.
-
-    Args:
-        text: the quantity.
-        what: the setting or argument it came from, for the error.
-
-    Raises:
-        UsageError: not a positive quantity.
-    """
-    match = _QUANTITY.fullmatch(text)
-    value = Decimal(match[1]) * _SCALE[match[2] or ""] if match else Decimal(0)
-    if value <= 0:
-        raise UsageError(f"{what}={text!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +126,10 @@ class Settings:
     max_ttl_minutes: int = 1440
     cpu_limit: str = "2"
     memory_limit: str = "4Gi"
+    max_cpu_limit: str = "8"
+    max_memory_limit: str = "16Gi"
+    max_sandboxes_per_user: int = MAX_SANDBOXES_PER_USER
+    max_sandboxes: int = MAX_SANDBOXES
     cpu_request: str = "100m"
     memory_request: str = "256Mi"
     ephemeral_storage_limit: str = "8Gi"
@@ -214,6 +195,9 @@ class Settings:
         def minutes(name: str, default: int) -> int:
             return _integer(env.get(name, ""), name, default, 1, MAX_TTL_LIMIT)
 
+        def count(name: str, default: int) -> int:
+            return _integer(env.get(name, ""), name, default, 1, MAX_COUNT)
+
         if "PODPIPE_USER" in env and not env["PODPIPE_USER"].strip():
             raise UsageError("PODPIPE_USER is set but empty; name the user, or unset it")
         if (storage := text("STORAGE_BACKEND", "pvc")) != "pvc":
@@ -229,6 +213,10 @@ class Settings:
             max_ttl_minutes=minutes("MAX_TTL_MINUTES", defaults.max_ttl_minutes),
             cpu_limit=text("DEFAULT_CPU_LIMIT", defaults.cpu_limit),
             memory_limit=text("DEFAULT_MEMORY_LIMIT", defaults.memory_limit),
+            max_cpu_limit=text("MAX_CPU_LIMIT", defaults.max_cpu_limit),
+            max_memory_limit=text("MAX_MEMORY_LIMIT", defaults.max_memory_limit),
+            max_sandboxes_per_user=count("MAX_SANDBOXES_PER_USER", MAX_SANDBOXES_PER_USER),
+            max_sandboxes=count("MAX_SANDBOXES", MAX_SANDBOXES),
             cpu_request=text("CPU_REQUEST", defaults.cpu_request),
             memory_request=text("MEMORY_REQUEST", defaults.memory_request),
             ephemeral_storage_limit=text(
@@ -270,13 +258,16 @@ class Settings:
         user_key(settings.user)
         for name, value in (
             ("DEFAULT_STORAGE_SIZE", settings.storage_size),
-            ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
-            ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
             ("CPU_REQUEST", settings.cpu_request),
             ("MEMORY_REQUEST", settings.memory_request),
             ("EPHEMERAL_STORAGE_LIMIT", settings.ephemeral_storage_limit),
         ):
             quantity(value, name)
+        for what, resource, default, most in (
+            ("DEFAULT_CPU_LIMIT", "cpu", settings.cpu_limit, settings.max_cpu_limit),
+            ("DEFAULT_MEMORY_LIMIT", "memory", settings.memory_limit, settings.max_memory_limit),
+        ):
+            refuse_beyond_cap(default, what, resource, most)
         if settings.ttl_minutes > settings.max_ttl_minutes:
             raise UsageError(
                 f"DEFAULT_TTL_MINUTES={settings.ttl_minutes} is above "

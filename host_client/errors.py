@@ -13,6 +13,7 @@
     ├── SandboxExpired            its time is over; the home is kept
     ├── SandboxSuspended          it is suspended, and a setting forbids calls to resume it
     ├── VersionMismatch           the sandbox's image and this podpipe do not fit together
+    ├── LimitReached              there are as many sandboxes as there may be
     ├── NameTaken                 an object with that name is not ours to touch
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
@@ -121,6 +122,10 @@ class SandboxSuspended(PodpipeError):
 
 class VersionMismatch(PodpipeError):
     """Host and image speak different contracts. Nothing was sent; files survive."""
+
+
+class LimitReached(PodpipeError):
+    """There are as many sandboxes as the settings allow. Nothing was made."""
 
 
 class NameTaken(PodpipeError):

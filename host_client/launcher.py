@@ -33,6 +33,7 @@ from host_client.errors import (
 )
 from host_client.identity import MAX_NAME, is_sandbox_id, named_sandbox_id, user_key
 from host_client.rising import POLL_SECONDS, Connect, answering
+from host_client.room import Room
 from host_client.sandbox import PodView, Sandbox, current_pod, draft_sandbox, timestamp
 from host_client.status import Progress, Status, silent, status_of
 from in_pod_server.contract import CALL_LIMIT_SECONDS
@@ -67,6 +68,7 @@ class Launcher:
         self._settings = settings
         self._key = user_key(settings.user)
         self._now = now
+        self._room = Room(backend.records, settings, now)
         self._ends: dict[str, tuple[str, str]] = {}
 
     @property
@@ -99,6 +101,7 @@ class Launcher:
 
         Raises:
             UsageError: an argument makes no sense; nothing was made.
+            LimitReached: there are as many sandboxes as there may be; nothing was made.
             NameTaken: the name or the home's name is not free; nothing was made.
             LaunchFailed: the pod cannot start; what this call made was deleted again.
         """
@@ -109,30 +112,35 @@ class Launcher:
         deadline = anyio.current_time() + START_WAIT_SECONDS
         claimed: list[Sandbox] = []
         homes: list[Mapping[str, Any] | None] = []
-
-        async def claim() -> None:
-            claimed.append(await self._backend.claim(draft))
+        pods: list[PodView] = []
 
         async def find_home() -> None:
             homes.append(await self._backend.home())
 
+        async def start(sandbox: Sandbox) -> None:
+            pods.append(await self._backend.start(sandbox, homes[0]))
+
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(claim)
+                tasks.start_soon(self._room.refuse_full)
                 tasks.start_soon(find_home)
+                tasks.start_soon(self._backend.cluster_classes)
                 if cpu_limit or memory_limit:  # the defaults are fine on a laptop that has less
                     tasks.start_soon(self._backend.refuse_oversized, draft.spec)
-            (sandbox,), (home,) = claimed, homes
+            sandbox = await self._backend.claim(draft)
+            claimed.append(sandbox)
             if name:
                 await outlive_predecessors(
                     self._backend, sandbox, deadline=deadline, progress=progress
                 )
-            pod = await self._backend.start(sandbox, home)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._room.refuse_full, sandbox)
+                tasks.start_soon(start, sandbox)
             pod = await answering(
                 self._backend,
                 self._connect,
                 sandbox,
-                pod,
+                pods[0],
                 wait=deadline - anyio.current_time(),
                 progress=progress,
             )

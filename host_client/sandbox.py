@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, get_args
 
-from host_client.config import MAX_TTL_LIMIT, Settings, quantity
+from host_client.config import MAX_TTL_LIMIT, Settings
 from host_client.errors import PodpipeError, UsageError
 from host_client.identity import named_sandbox_id, new_sandbox_id
+from host_client.quantity import quantity, refuse_beyond_cap
 from in_pod_server import contract as c
 
 Object = Mapping[str, Any]
@@ -90,10 +91,12 @@ class SandboxSpec:
             memory_limit: likewise.
 
         Raises:
-            UsageError: a limit is no quantity.
+            UsageError: a limit is no quantity, or none that a sandbox may have.
         """
         cpu = cpu_limit or settings.cpu_limit
         memory = memory_limit or settings.memory_limit
+        refuse_beyond_cap(cpu, "cpu_limit", "cpu", settings.max_cpu_limit)
+        refuse_beyond_cap(memory, "memory_limit", "memory", settings.max_memory_limit)
         return cls(
             image=settings.image,
             cpu_limit=cpu,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from host_client.sandbox import PodView, Sandbox, SandboxSpec
@@ -18,6 +18,12 @@ class Backend(Protocol):
 
     async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
         """All readable records of a user with their pods."""
+
+    async def records(self) -> Sequence[Mapping[str, Any]]:
+        """The records of all users, as the API has them."""
+
+    async def cluster_classes(self) -> tuple[str, str]:
+        """What `start` has to know of the cluster; it asks itself if nobody has."""
 
     async def claim(self, sandbox: Sandbox) -> Sandbox:
         """Write a new record, or NameTaken."""

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from host_client import manifest
-from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings, quantity
+from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.errors import (
     AlreadyExists,
     Conflict,
@@ -31,6 +31,7 @@ from host_client.errors import (
 )
 from host_client.identity import home_claim
 from host_client.kubectl import Kubectl, Object
+from host_client.quantity import quantity
 from host_client.sandbox import PodView, Sandbox, SandboxSpec, timestamp
 from in_pod_server import contract as c
 
@@ -81,6 +82,12 @@ class PodBackend:
         """All sandboxes of a user with their pods, oldest first."""
         found = await self._select(f"{c.LABEL_USER}={user_key}")
         return sorted(found.values(), key=lambda pair: (pair[0].created_at, pair[0].id))
+
+    async def records(self) -> list[Object]:
+        """The records of all users, as the API has them."""
+        return await self._kubectl.select(
+            _CONFIGMAPS, f"{c.LABEL_MANAGED_BY}={c.PREFIX},{c.LABEL_SANDBOX}"
+        )
 
     async def _select(
         self, selector: str, *, strict: bool = False
@@ -243,7 +250,7 @@ class PodBackend:
             LaunchFailed: the API refused the pod: quota, Pod Security, policy.
             NameTaken: an object of that name is not ours.
         """
-        runtime_class, storage_class = await self._cluster_classes()
+        runtime_class, storage_class = await self.cluster_classes()
         claim = [] if home else [manifest.home(self._settings, storage_class)]
         deadline = anyio.current_time() + SERVICE_ACCOUNT_WAIT_SECONDS
         while True:
@@ -335,8 +342,11 @@ class PodBackend:
                     return said.strip()[-LOG_BYTES:]
         return ""
 
-    async def _cluster_classes(self) -> tuple[str, str]:
-        """Runtime class and storage class to ask for; empty means the cluster's default."""
+    async def cluster_classes(self) -> tuple[str, str]:
+        """Runtime class and storage class to ask for; empty means the cluster's default.
+
+        The cluster is asked once.
+        """
         if self._classes is None:
             runtime, storage = self._settings.runtime_class, self._settings.storage_class
             known: set[str] | None = set()

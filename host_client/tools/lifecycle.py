@@ -20,6 +20,7 @@ from host_client.tools.common import SandboxId, answer, fitting, progress_of
 def lifecycle_tools(host: Host) -> list[Tool]:
     """The tools, for the sandboxes of a host."""
     settings = host.settings
+    # The launcher refuses what is beyond a maximum, by the name of its setting, which a schema cannot.
 
     async def create_sandbox(
         context: Context[Any, Any],
@@ -27,15 +28,22 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             int,
             Field(
                 description=f"Lifetime in minutes; 0 for the default of {settings.ttl_minutes}",
-                ge=0,
-                le=settings.max_ttl_minutes,
+                json_schema_extra={"minimum": 0, "maximum": settings.max_ttl_minutes},
             ),
         ] = 0,
         cpu_limit: Annotated[
-            str, Field(description=f"CPU cores, such as 500m or 2; default {settings.cpu_limit}")
+            str,
+            Field(
+                description=f"CPU cores, such as 500m or 2; default {settings.cpu_limit}, at most "
+                f"{settings.max_cpu_limit}"
+            ),
         ] = "",
         memory_limit: Annotated[
-            str, Field(description=f"Memory, such as 512Mi or 4Gi; default {settings.memory_limit}")
+            str,
+            Field(
+                description=f"Memory, such as 512Mi or 4Gi; default {settings.memory_limit}, at "
+                f"most {settings.max_memory_limit}"
+            ),
         ] = "",
         name: Annotated[
             str,
@@ -96,8 +104,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             int,
             Field(
                 description="Minutes from now that it shall live at least",
-                ge=1,
-                le=settings.max_ttl_minutes,
+                json_schema_extra={"minimum": 1, "maximum": settings.max_ttl_minutes},
             ),
         ],
     ) -> CallToolResult:

@@ -235,13 +235,19 @@ def _pause_image(cluster: Cluster) -> str:
 
 def test_a_limit_beyond_every_node(clean: Cluster) -> None:
     refused(clean, 2, "cpu_limit=512", "more than any node of the cluster has", "ask for less",
-            argv=("--cpu", "512"))  # fmt: skip
-    refused(clean, 2, "memory_limit=9Ti", "the largest has", argv=("--memory", "9Ti"))
+            argv=("--cpu", "512"), MAX_CPU_LIMIT="512")  # fmt: skip
+    refused(clean, 2, "memory_limit=9Ti", "the largest has",
+            argv=("--memory", "9Ti"), MAX_MEMORY_LIMIT="9Ti")  # fmt: skip
+
+
+def test_a_limit_beyond_the_maximum(clean: Cluster) -> None:
+    refused(clean, 2, "cpu_limit=512", "maximum of 8", "MAX_CPU_LIMIT", argv=("--cpu", "512"))
+    refused(clean, 2, "MAX_TTL_MINUTES", "1 to 1440", argv=("--ttl", "1441"))
 
 
 def test_a_request_beyond_every_node(clean: Cluster) -> None:
     refused(clean, 1, "Unschedulable", "Insufficient cpu", "cpu 512",
-            CPU_REQUEST="512", DEFAULT_CPU_LIMIT="512")  # fmt: skip
+            CPU_REQUEST="512", DEFAULT_CPU_LIMIT="512", MAX_CPU_LIMIT="512")  # fmt: skip
 
 
 def test_a_quota_that_is_used_up(clean: Cluster) -> None:

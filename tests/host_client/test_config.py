@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from host_client.config import SETTINGS_HELP, Settings, quantity
+from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import UsageError
+from host_client.quantity import quantity, refuse_beyond_cap
 
 
 def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
@@ -22,6 +23,10 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
         ("MAX_TTL_MINUTES", str(settings.max_ttl_minutes)),
         ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
         ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
+        ("MAX_CPU_LIMIT", settings.max_cpu_limit),
+        ("MAX_MEMORY_LIMIT", settings.max_memory_limit),
+        ("MAX_SANDBOXES_PER_USER", str(settings.max_sandboxes_per_user)),
+        ("MAX_SANDBOXES", str(settings.max_sandboxes)),
         ("CPU_REQUEST", settings.cpu_request),
         ("MEMORY_REQUEST", settings.memory_request),
         ("EPHEMERAL_STORAGE_LIMIT", settings.ephemeral_storage_limit),
@@ -75,6 +80,12 @@ def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, me
         ("DEFAULT_CPU_LIMIT", "two"),
         ("DEFAULT_MEMORY_LIMIT", "4GiB"),
         ("DEFAULT_STORAGE_SIZE", "0"),
+        ("DEFAULT_CPU_LIMIT", "9"),
+        ("DEFAULT_MEMORY_LIMIT", "500m"),
+        ("MAX_CPU_LIMIT", "1"),
+        ("MAX_MEMORY_LIMIT", "lots"),
+        ("MAX_SANDBOXES_PER_USER", "0"),
+        ("MAX_SANDBOXES", "many"),
         ("MAX_FILE_BYTES", "1e6"),
         ("PODPIPE_TOOLSET", "default,nonesuch"),
         ("PODPIPE_LOG_LEVEL", "LOUD"),
@@ -101,10 +112,66 @@ def test_quantities_are_read_as_kubernetes_reads_them(text: str, value: str) -> 
     assert quantity(text, "x") == Decimal(value)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1gi", "Gi", "1e3", "0", "0m", "١", "1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "1 Gi",
+        "1gi",
+        "Gi",
+        "1e3",
+        "0",
+        "0m",
+        "١",
+        "1\n",
+        " 1",
+        "10Gi ",
+        "+1",
+        "1_000",
+        "0x10",
+        "inf",
+        "nan",
+        "1e9",
+        ".5",
+        "1,5",
+        "１",
+    ],
+)
 def test_what_is_no_positive_quantity_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="limit="):
         quantity(text, "limit")
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "message"),
+    [
+        ("cpu", "8", ""),
+        ("cpu", "7999m", ""),
+        ("cpu", "0.05", ""),
+        ("cpu", "8001m", r"above the maximum of 8 \(setting MAX_CPU_LIMIT\)"),
+        ("cpu", "1k", "above the maximum"),
+        ("cpu", "49m", "needs 50m"),
+        ("cpu", "1.5m", "needs 50m"),
+        ("cpu", "100.5m", "whole number of 1m"),
+        ("cpu", "1e9", "not a Kubernetes quantity"),
+        ("memory", "16Gi", ""),
+        ("memory", "0.5Gi", ""),
+        ("memory", "17179869185", r"above the maximum of 16Gi \(setting MAX_MEMORY_LIMIT\)"),
+        ("memory", "1Ei", "above the maximum"),
+        ("memory", "512m", "needs 128Mi"),
+        ("memory", "1", "needs 128Mi"),
+        ("memory", "200000000.5", "whole number of 1"),
+        ("memory", "10Gi ", "not a Kubernetes quantity"),
+    ],
+)
+def test_a_limit_is_held_to_its_cap(resource: str, text: str, message: str) -> None:
+    most = {"cpu": "8", "memory": "16Gi"}[resource]
+    if not message:
+        refuse_beyond_cap(text, f"{resource}_limit", resource, most)
+        return
+    with pytest.raises(UsageError, match=f"{resource}_limit=.*{message}"):
+        refuse_beyond_cap(text, f"{resource}_limit", resource, most)
 
 
 def test_runtime_class_unset_and_empty_are_different(tmp_path: Path) -> None:

@@ -126,9 +126,9 @@ def test_pull_secrets_are_named_only_where_set() -> None:
 
 
 def test_a_small_sandbox_requests_no_more_than_its_limit() -> None:
-    small = draft_sandbox(SETTINGS, NOW, cpu_limit="50m", memory_limit="64Mi")
+    small = draft_sandbox(SETTINGS, NOW, cpu_limit="50m", memory_limit="128Mi")
     (container,) = manifest.pod(replace(small, uid="u"), SETTINGS, "")["spec"]["containers"]
-    assert container["resources"]["requests"] == {"cpu": "50m", "memory": "64Mi"}
+    assert container["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
 
 
 def test_the_namespace_enforces_restricted_pod_security() -> None:
