@@ -16,6 +16,7 @@ from typing import Any
 from host_client import manifest
 from host_client.config import DEFAULT_RUNTIME_CLASS, Settings, quantity
 from host_client.errors import UsageError
+from host_client.quantity import quantity
 from in_pod_server.contract import PREFIX
 
 LAUNCHER = f"{PREFIX}-launcher"
