@@ -14,7 +14,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from host_client import manifest
-from host_client.config import DEFAULT_RUNTIME_CLASS, Settings, quantity
+from host_client.config import DEFAULT_RUNTIME_CLASS, Settings
 from host_client.errors import UsageError
 from host_client.quantity import quantity
 from in_pod_server.contract import PREFIX
