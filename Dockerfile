@@ -1,4 +1,5 @@
-# The sandbox image: `slim` (what scripts/image builds) and `full` (compilers, pip, uv, Node).
+# The sandbox image: `slim` (what scripts/image builds) and `full` (compilers, pip, uv, Node). `reaper`
+# is no sandbox: the host's side with a kubectl, for the CronJob of `podpipe render admin`.
 #
 # Docker with BuildKit, podman and buildah build it alike. Two optional build secrets serve machines
 # behind an intercepting proxy or a mirror, and leave nothing in the image: `ca_bundle` (certificates)
@@ -76,6 +77,23 @@ RUN printf '[global]\nbreak-system-packages = true\n' > /etc/pip.conf; \
     printf 'prefix=${HOME}/.local\ncache=${HOME}/.cache/npm\nupdate-notifier=false\n' > /etc/npmrc
 COPY --from=app /app /app
 USER 1000:1000
+
+FROM base AS reaper
+USER 0:0
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_conf \
+    set -eu; \
+    export APT_CONFIG=/run/secrets/apt_conf DEBIAN_FRONTEND=noninteractive; \
+    apt-get update -q; \
+    apt-get install -y -q --no-install-recommends kubectl; \
+    apt-get clean; \
+    rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/debconf/*-old /tmp/*
+COPY in_pod_server /app/in_pod_server
+COPY host_client /app/host_client
+COPY manifests /app/manifests
+RUN /opt/podpipe/bin/python -m compileall -q --invalidation-mode unchecked-hash /app
+USER 1000:1000
+WORKDIR /tmp
+ENTRYPOINT ["/usr/bin/tini", "--", "/opt/podpipe/bin/python", "-I", "-m", "host_client", "reap"]
 
 FROM base AS slim
 COPY --from=app /app /app

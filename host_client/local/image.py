@@ -36,7 +36,7 @@ from host_client.local.tools import (
     run,
 )
 
-TARGETS: Final = ("slim", "full")
+TARGETS: Final = ("slim", "full", "reaper")
 DESTINATIONS: Final = ("node", "kind", "minikube", "k3d", "docker-desktop")
 APT_SETTINGS: Final = re.compile(
     r'^Acquire::(?:Check-Valid-Until|Check-Date|Retries|https?::(?:Proxy|Timeout)) "[^"]+";$',
@@ -50,6 +50,7 @@ example:
   scripts/image load                           # into the cluster of scripts/cluster
   IMAGE=registry.example/team/sandbox:1 scripts/image build --target full
   IMAGE=registry.example/team/sandbox:1 scripts/image push
+  IMAGE=registry.example/team/reaper:1 scripts/image build --target reaper
 
 environment:
   IMAGE               the image's name (default sandbox-base:latest)

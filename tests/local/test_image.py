@@ -46,7 +46,7 @@ def instructions(stage: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("stage", ["slim", "full"])
 class TestDockerfile:
-    """Both targets."""
+    """Both targets that are sandboxes."""
 
     def test_starts_the_daemon_exactly_as_the_contract_says(self, stage: str) -> None:
         assert json.loads(instructions(stage)["ENTRYPOINT"][-1]) == list(contract.DAEMON_ARGV)
@@ -96,6 +96,18 @@ class TestDockerfile:
         assert f"PATH={Path(contract.PYTHON).parent}:" in env
 
 
+def test_the_reaper_is_the_host_s_side_with_a_kubectl() -> None:
+    found = instructions("reaper")
+
+    start = [*contract.DAEMON_ARGV[:2], contract.PYTHON, "-I", "-m", "host_client", "reap"]
+    assert json.loads(found["ENTRYPOINT"][-1]) == start
+    assert found["USER"][-1] == f"{contract.UID}:{contract.UID}"
+    assert [f"{name} {contract.APP_DIR}/{name}" for name in ("host_client", "manifests")] == (
+        found["COPY"][-2:]
+    )
+    assert " kubectl;" in found["RUN"][-2]
+
+
 def test_slim_is_what_a_build_without_a_target_makes() -> None:
     assert re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)[-1] == "slim"
 
@@ -108,6 +120,8 @@ def test_only_what_the_image_needs_is_sent_to_the_builder() -> None:
     assert [line for line in lines if line.startswith("!")] == [
         "!requirements.txt",
         "!in_pod_server",
+        "!host_client",
+        "!manifests",
     ]
 
 
