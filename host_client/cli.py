@@ -209,7 +209,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="QUANTITY",
         help=f"memory limit, such as 1Gi; {_default('DEFAULT_MEMORY_LIMIT')}",
     )
-    add("list", lifecycle.list_all, "List your sandboxes.", "list", sandbox=False)
+    listing = add("list", lifecycle.list_all, "List your sandboxes.", "list", sandbox=False)
+    listing.add_argument(
+        "--all-users",
+        action="store_true",
+        help="those of all users in the namespace, for an administrator; to work in them stays theirs",
+    )
     add("status", lifecycle.status, "Show one sandbox.", "status work")
     run = add("run", runs.run, "Run a command in a sandbox.", "run work -- ls -la")
     run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")

@@ -232,16 +232,24 @@ class Launcher:
                 sandbox, pods = await self._backend.observe(sandbox_id)
             except SandboxNotFound:
                 continue
-            if sandbox.user_id == self._settings.user:
+            if self._owns(sandbox):
                 return sandbox, pods
         raise missing
 
-    async def list_all(self) -> list[Status]:
-        """All of this user's sandboxes, oldest first."""
+    def _owns(self, sandbox: Sandbox) -> bool:
+        """Whether it is this user's: a label can be chosen to look so, and the true id is long."""
+        return sandbox.user_key == self._key and sandbox.user_id == self._settings.user
+
+    async def list_all(self, *, of_all_users: bool = False) -> list[Status]:
+        """All of this user's sandboxes, oldest first.
+
+        Args:
+            of_all_users: those of everybody too; whoever may list records in the namespace can.
+        """
         return [
             status_of(sandbox, pods, self._now())
-            for sandbox, pods in await self._backend.owned_by(self._key)
-            if sandbox.user_id == self._settings.user
+            for sandbox, pods in await self._backend.owned_by("" if of_all_users else self._key)
+            if of_all_users or self._owns(sandbox)
         ]
 
     async def status(self, ref: str) -> Status:

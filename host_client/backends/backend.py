@@ -17,7 +17,7 @@ class Backend(Protocol):
         """The record and all its pods, or SandboxNotFound."""
 
     async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
-        """All readable records of a user with their pods."""
+        """All readable records with their pods, of a user, or of all for an empty key."""
 
     async def records(self) -> Sequence[Mapping[str, Any]]:
         """The records of all users, as the API has them."""

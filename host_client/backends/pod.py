@@ -79,8 +79,12 @@ class PodBackend:
         return found[sandbox_id]
 
     async def owned_by(self, user_key: str) -> list[tuple[Sandbox, list[PodView]]]:
-        """All sandboxes of a user with their pods, oldest first."""
-        found = await self._select(f"{c.LABEL_USER}={user_key}")
+        """All sandboxes with their pods, oldest first.
+
+        Args:
+            user_key: of their user; empty for all users.
+        """
+        found = await self._select(f"{c.LABEL_USER}{'=' if user_key else ''}{user_key}")
         return sorted(found.values(), key=lambda pair: (pair[0].created_at, pair[0].id))
 
     async def records(self) -> list[Object]:
@@ -103,8 +107,10 @@ class PodBackend:
             try:
                 sandbox = Sandbox.from_record(item)
             except PodpipeError as error:
-                if strict:
+                if strict and self._is_own(item):
                     raise
+                if strict:
+                    continue  # that there is one is not for others to know
                 self._warn(str(error))  # one broken record must not hide the others
                 continue
             found[sandbox.id] = (sandbox, by_uid.setdefault(sandbox.uid, []))
@@ -114,6 +120,10 @@ class PodBackend:
                 if item["kind"] == "Pod" and owner["uid"] in by_uid:
                     by_uid[owner["uid"]].append(PodView.from_object(item))
         return found
+
+    def _is_own(self, item: Object) -> bool:
+        labels = item["metadata"].get("labels", {})
+        return bool(labels.get(c.LABEL_USER) == self._settings.user_key)
 
     async def claim(self, sandbox: Sandbox) -> Sandbox:
         """Write the record of a new sandbox, making the namespace if that is what is missing.
@@ -205,7 +215,7 @@ class PodBackend:
         owner = metadata.get("annotations", {}).get(c.ANNOTATION_USER_ID)
         ours = metadata.get("labels", {}).get(c.LABEL_MANAGED_BY) == c.PREFIX
         if not ours or owner != self._settings.user:
-            whose = f"belongs to user {owner!r}" if ours else "was not made by podpipe"
+            whose = "belongs to another user" if ours else "was not made by podpipe"
             raise NameTaken(
                 f"PersistentVolumeClaim {name} in namespace {self._settings.namespace} {whose}, not "
                 f"to {self._settings.user!r}; it was left untouched. Set PODPIPE_USER to another id"

@@ -71,14 +71,17 @@ async def patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
 
 
 async def list_all(settings: Settings, arguments: argparse.Namespace) -> int:
-    """List the user's sandboxes."""
+    """List the user's sandboxes, or those of all users."""
+    everybody = arguments.all_users
     async with opened(settings) as host:
-        found = [status.to_json() for status in await host.launcher.list_all()]
+        listed = await host.launcher.list_all(of_all_users=everybody)
         warn(host.launcher.warnings)
-    head = ("SANDBOX", "NAME", "PHASE", "EXPIRES", "DETAIL")
-    rows = [
-        (f["sandbox_id"], f["name"], f["phase"], f["expires_at"], f["detail"][:60]) for f in found
-    ]
+    found = [status.to_json() for status in listed]
+    keys = ["sandbox_id", "name", "phase", "expires_at", "detail"]
+    if everybody:
+        keys.insert(0, "user")
+    head = [key.removesuffix("_id").removesuffix("_at").upper() for key in keys]
+    rows = [[f[key][:60] for key in keys] for f in found]
     show(arguments, table([head, *rows]) if rows else "no sandboxes", found)
     return EXIT_DONE
 

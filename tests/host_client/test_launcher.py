@@ -261,8 +261,8 @@ async def test_a_refused_pod_leaves_no_home_that_was_applied_before_it(stub: Stu
     ("labels", "owner", "message"),
     [
         ({}, "alice", "was not made by podpipe"),
-        ({c.LABEL_MANAGED_BY: c.PREFIX}, "Alice", "belongs to user 'Alice'"),
-        ({c.LABEL_MANAGED_BY: c.PREFIX}, None, "belongs to user None"),
+        ({c.LABEL_MANAGED_BY: c.PREFIX}, "Alice", "belongs to another user"),
+        ({c.LABEL_MANAGED_BY: c.PREFIX}, None, "belongs to another user"),
     ],
 )
 async def test_a_home_of_another_true_id_is_refused(
