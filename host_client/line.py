@@ -18,7 +18,7 @@ END_SECONDS = 5.0
 """kubectl ends by itself once the pod's end has; a frozen one is killed."""
 _MODULES = {
     "send": ("", ".places", ".wire", ".sender", ".pod"),
-    "receive": ("", ".places", ".wire", ".receiver", ".pod"),
+    "receive": ("", ".places", ".wire", ".target", ".arrivals", ".receiver", ".pod"),
 }
 """What the pod's end is made of, by its role."""
 _ROOT = "host_client.ends"

@@ -21,6 +21,7 @@ import anyio.abc
 import anyio.to_thread
 
 from host_client.ends import receiver, sender, wire
+from host_client.ends.target import Target
 from host_client.errors import StillStarting, TransferFailed, UsageError, root_cause
 from host_client.kubectl import Kubectl
 from host_client.line import END_SECONDS, POD_ARGV, Line
@@ -86,7 +87,7 @@ class _Up:
 class _Down:
     """From the pod to here."""
 
-    def __init__(self, sources: Sequence[tuple[str, str]], target: receiver.Target) -> None:
+    def __init__(self, sources: Sequence[tuple[str, str]], target: Target) -> None:
         self._sources = sources
         self._target = target
 
@@ -176,7 +177,7 @@ class Transfers:
     ) -> Outcome:
         """Copy a file or a folder from a sandbox to here; arguments and errors as `put`."""
         plain = in_home(remote)
-        target = receiver.Target(
+        target = Target(
             resolved(local),
             contents=plain == ".",
             into=local.endswith("/"),
@@ -210,7 +211,7 @@ class Transfers:
         """
         plain = in_home(remote)
         if from_sandbox:
-            target = receiver.Target(resolved(local), contents=True, into=True, delete=delete)
+            target = Target(resolved(local), contents=True, into=True, delete=delete)
             return await self._run(ref, _Down([("", plain)], target), meter)
         source = sender.Source("", existing_folder(local))
         there = {"path": plain, "contents": True, "into": True, "delete": delete}

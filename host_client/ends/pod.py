@@ -30,15 +30,15 @@ def main() -> None:
             ]
             sender.Sender(channel, _ignore, _ignore, on_lost=_gone, eager=job["eager"]).run(sources)
         else:
-            from host_client.ends import receiver
+            from host_client.ends import receiver, target
 
-            target = receiver.Target(
+            where = target.Target(
                 _resolved(job["path"], must_exist=False),
                 contents=job["contents"],
                 into=job["into"],
                 delete=job["delete"],
             )
-            end = receiver.Receiver(channel, target, _ignore, _ignore)
+            end = receiver.Receiver(channel, where, _ignore, _ignore)
             end.run()
             end.report()
     except (wire.Refused, wire.Broken) as error:

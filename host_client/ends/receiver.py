@@ -1,135 +1,33 @@
 """The receiving end: nothing that the sender says can make it write outside its target.
 
 Only plain files, folders and links that stay inside are made, each below folders that were made or
-opened without following a link. A file is written beside its place, read back, compared by SHA-256
-with what the sender read, and renamed into place; until then the old one stands. What is reported is
-stored.
+opened without following a link. How a file gets to its place is `arrivals`' business. What is
+reported is stored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import stat
 
-from host_client.ends import places, wire
+from host_client.ends import arrivals, places, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from host_client.ends.target import Target
+
     Parts = tuple[str, ...]
 
-STORED_SINGLY = 32
-"""So many files are stored one by one. More wait for the whole file system once, which costs what
-anybody has written to it."""
-KEEP_BYTES = 1024 * 1024
-"""An unfinished file of at least so many bytes is kept for the next try."""
 MAX_LISTED = 1000
 """Refusals and failures that are listed one by one."""
 _LISTING_BYTES = 4096
 _MOST = 1 << 62
 """Sizes, and nanoseconds since 1970."""
-_KEPT_BITS = 0o777
-"""Never setuid, setgid or sticky."""
-
-
-_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class Target:
-    """Where to receive.
-
-    Args:
-        path: absolute, as realpath gives it.
-        contents: what arrives is the contents of this folder, made if need be.
-        into: it is a folder, made if need be, that what arrives goes into.
-        delete: remove what did not arrive (with `contents` only).
-    """
-
-    def __init__(self, path: str, *, contents: bool, into: bool, delete: bool) -> None:
-        self.path = path
-        self.contents = contents
-        self.into = into
-        self.delete = delete
-
-    def lacks(self, name: str) -> bool:
-        """Whether nothing is there yet of something that is called so by the sender."""
-        try:
-            if self.contents:
-                return not os.listdir(self.path)
-            if self.into or os.path.isdir(self.path):
-                return not os.path.lexists(os.path.join(self.path, name))
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return not os.path.lexists(self.path)
-
-    def open(self) -> tuple[places.Tree, str]:
-        """The tree to write below, and the name that the one thing that arrives gets, if another.
-
-        Raises:
-            OSError: it is no folder, or cannot be made.
-        """
-        if self.contents or self.into or os.path.isdir(self.path):
-            return places.Tree(places.open_folder(self.path, create=True)), ""
-        parent, name = os.path.split(self.path)
-        return places.Tree(places.open_folder(parent, create=True)), name
-
-
-class _File:
-    """A file that is offered, and what is known of it."""
-
-    __slots__ = ("have", "part", "parts", "same", "size", "summed")
-
-    def __init__(self, parts: Parts, size: int) -> None:
-        self.parts = parts
-        self.part = _part(parts[-1])
-        self.size = size
-        self.have = 0
-        self.same = False
-        """Whether what we have is the file in its place, not an unfinished one."""
-        self.summed: Any = None
-
-
-class _Writing:
-    """The file that is under way."""
-
-    def __init__(self, number: int, file: _File, offset: int, size: int, mode: int, mtime: int):
-        self.number = number
-        self.file = file
-        self.offset = offset
-        self.size = size
-        self.mode = mode & _KEPT_BITS
-        self.mtime = mtime
-        self.fd = -1
-        self.error = ""
-        self.summed = file.summed if offset else hashlib.sha256()
-
-    def add(self, data: bytes | None, count: int) -> None:
-        """Write the next stretch, or leave a hole, and read it back."""
-        end = self.offset + count
-        if end > self.size or count > wire.MAX_PAYLOAD:
-            raise wire.Broken("a file has more bytes than were announced")
-        if data is None:
-            os.ftruncate(self.fd, end)
-        else:
-            rest = memoryview(data)
-            at = self.offset
-            while rest:
-                done = os.pwrite(self.fd, rest, at)
-                at += done
-                rest = rest[done:]
-        while self.offset < end:
-            back = os.pread(self.fd, end - self.offset, self.offset)
-            if not back:
-                raise OSError(errno.EIO, "what was written is not there")
-            self.summed.update(back)
-            self.offset += len(back)
 
 
 class Receiver:
@@ -154,26 +52,26 @@ class Receiver:
         self._on_bytes = on_bytes
         self._on_total = on_total
         self._tree: places.Tree = None  # type: ignore[assignment]  # opened by `run`
+        self._arrivals: arrivals.Arrivals = None  # type: ignore[assignment]  # likewise
         self._rename = ""
         self._seen: set[Parts] = set()
         self._folders: dict[Parts, tuple[int, int]] = {}
         self._new: set[Parts] = set()
-        self._files: list[_File | None] = []
+        self._files: list[arrivals.File | None] = []
         self._links: list[tuple[Parts, str, int]] = []
-        self._pending: dict[int, _File] = {}
-        self._writing: _Writing | None = None
-        self._placed = 0
-        self._touched: set[Parts] = set()
-        """Folders with new names in them."""
+        self._pending: dict[int, arrivals.File] = {}
+        self._under_way: tuple[int, arrivals.File, int] | None = None
+        """Number and size of the file that has begun."""
         self.sums: dict[int, str] = {}
         """SHA-256 of each file that is in its place, as read back."""
         self.bytes = 0
-        self.unchanged = 0
         self.removed = 0
         self.refused: list[tuple[str, str]] = []
         self.failed: list[tuple[str, str]] = []
         self.unlisted = 0
         """How many more were refused or failed than are listed."""
+        self.unchanged = 0
+        """Files that were in their places already."""
         self.kept: list[str] = []
         """Unfinished files that were left for the next try."""
 
@@ -190,6 +88,7 @@ class Receiver:
             self._tree, self._rename = self._target.open()
         except OSError as error:
             raise wire.Refused(f"{self._target.path}: {error.strerror}") from error
+        self._arrivals = arrivals.Arrivals(self._tree)
         try:
             while kind != wire.ENTRIES_END:
                 if kind == wire.SMALL:
@@ -208,7 +107,8 @@ class Receiver:
             self._finish_folders()
             self._settle()
         finally:
-            self._abandon()
+            self._arrivals.abandon()
+            self.unchanged, self.kept = self._arrivals.unchanged, self._arrivals.kept
             self._tree.close()
 
     def report(self) -> None:
@@ -270,7 +170,7 @@ class Receiver:
                 self._refuse(path, "its folder was not offered")
             return
         if kind == "f":
-            self._files[-1] = _File(parts, size)
+            self._files[-1] = arrivals.File(parts, size)
         elif kind == "d":
             self._make_folder(parts, mode, mtime)
         elif kind == "l":
@@ -284,21 +184,21 @@ class Receiver:
         else:
             self._refuse(path, f"a {kind[:60]}")
             return
-        if mode & ~_KEPT_BITS and mode & (stat.S_ISUID | stat.S_ISGID) and kind == "f":
+        if mode & ~arrivals.KEPT_BITS and mode & (stat.S_ISUID | stat.S_ISGID) and kind == "f":
             self._refuse(path, "its setuid and setgid bits; the file itself is kept")
 
     def _make_folder(self, parts: Parts, mode: int, mtime: int) -> None:
         try:
             if self._tree.make(parts):
                 self._new.add(parts)
-                self._touched.add(parts[:-1])
+                self._arrivals.touched.add(parts[:-1])
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 self._refuse("/".join(parts), "a folder where a file or a link is already")
             else:
                 self._fail(parts, error)
             return
-        self._folders[parts] = (mode & _KEPT_BITS, mtime)
+        self._folders[parts] = (mode & arrivals.KEPT_BITS, mtime)
 
     # --- what is wanted --------------------------------------------------------------------
 
@@ -310,7 +210,7 @@ class Receiver:
                 continue
             if file.parts[:-1] not in self._new:
                 try:
-                    self._look(file)
+                    self._arrivals.look(file, self._channel)
                 except OSError as error:
                     self._fail(file.parts, error)
                     continue
@@ -333,30 +233,6 @@ class Receiver:
         self._channel.tell(wire.WANTS_END, total)
         self._channel.flush()
 
-    def _look(self, file: _File) -> None:
-        """Find out what of a file is here already, in its place or unfinished."""
-        folder = self._tree.folder(file.parts[:-1])
-        for name, same in ((file.part, False), (file.parts[-1], True)):
-            try:
-                fd = os.open(
-                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-                )
-            except OSError:
-                continue  # nothing, a link, nothing that may be read: it is written anew
-            try:
-                status = os.fstat(fd)
-                if same and stat.S_ISDIR(status.st_mode):
-                    raise OSError(errno.EISDIR, "a folder is in its place")
-                enough = status.st_size == file.size if same else status.st_size <= file.size
-                if not stat.S_ISREG(status.st_mode) or not status.st_size or not enough:
-                    continue
-                file.summed = hashlib.sha256()
-                file.have = wire.add_to_sum(fd, status.st_size, file.summed, self._channel)
-                file.same = same
-                return
-            finally:
-                os.close(fd)
-
     # --- what arrives ----------------------------------------------------------------------
 
     def _take(self) -> None:
@@ -374,9 +250,10 @@ class Receiver:
                 self._add(None, int.from_bytes(payload, "big"))
             elif kind == wire.UNREADABLE:
                 number, why = wire.parsed(payload, list)
-                if self._writing and self._writing.number == number:
-                    file = self._writing.file
-                    self._drop()
+                if self._under_way and self._under_way[0] == number:
+                    file = self._under_way[1]
+                    self._under_way = None
+                    self._arrivals.drop()
                 else:
                     file = self._wanted(number)
                 self._fail(file.parts, str(why))
@@ -407,156 +284,57 @@ class Receiver:
         if size != len(payload) - head.size or abs(mtime) > _MOST:
             raise wire.Broken("a small file has numbers that no file has")
         self._on_bytes(size)
+        data = memoryview(payload)[head.size :]
         try:
-            mine = self._place_small(file, payload[head.size :], mode & _KEPT_BITS, mtime, digest)
+            mine = self._arrivals.whole(file, data, mode, mtime, digest)
         except OSError as error:
             self._fail(file.parts, error)
             return
         if mine != digest:
-            self._fail(file.parts, _differs(mine.hex(), digest.hex()))
+            self._fail(file.parts, arrivals.differs(mine.hex(), digest.hex()))
             return
         self.sums[number] = mine.hex()
         self.bytes += size
 
-    def _place_small(self, file: _File, data: bytes, mode: int, mtime: int, digest: bytes) -> bytes:
-        """Write, read back, and rename into place if the sum is right; the sum."""
-        folder = self._tree.folder(file.parts[:-1])
-        fd = _create(folder, file.part)
-        placed = False
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            mine = hashlib.sha256(os.pread(fd, len(data) + 1, 0)).digest()
-            if mine == digest:
-                os.fchmod(fd, mode)
-                os.utime(fd, ns=(mtime, mtime))
-                self._store(fd, folder, file)
-                placed = True
-        finally:
-            if not placed:
-                with contextlib.suppress(OSError):
-                    _unlink_own(fd, folder, file.part)
-            os.close(fd)
-        return mine
-
-    def _wanted(self, number: Any) -> _File:
+    def _wanted(self, number: Any) -> arrivals.File:
         if type(number) is not int or number not in self._pending:
             raise wire.Broken("a file came that was not asked for")
         return self._pending.pop(number)
 
     def _begin(self, facts: list[Any]) -> None:
-        if self._writing or [type(fact) for fact in facts] != [int] * 5:
+        if self._under_way or [type(fact) for fact in facts] != [int] * 5:
             raise wire.Broken("a file began within another")
         number, offset, size, mode, mtime = facts
         file = self._wanted(number)
         if offset not in (0, file.have) or not offset <= size <= _MOST or abs(mtime) > _MOST:
             raise wire.Broken("a file began with numbers that no file has")
-        writing = self._writing = _Writing(number, file, offset, size, mode, mtime)
+        self._under_way = (number, file, size)
         self._on_bytes(offset)
-        if offset and file.same:
-            if size != offset:
-                writing.error = "it changed while it was being read"
-            return
-        part = file.part
-        try:
-            folder = self._tree.folder(file.parts[:-1])
-            if not offset:
-                writing.fd = _create(folder, part)
-            else:
-                writing.fd = os.open(part, _WRITE, dir_fd=folder)
-                status = os.fstat(writing.fd)
-                if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                    raise OSError(errno.EBUSY, "its unfinished copy was tampered with")
-        except OSError as error:
-            writing.error = error.strerror or str(error)
+        self._arrivals.begin(file, offset, size, mode, mtime)
 
     def _add(self, data: bytes | None, count: int) -> None:
-        writing = self._writing
-        if writing is None:
-            raise wire.Broken("bytes of no file came")
         self._on_bytes(count)
-        if writing.error:
-            return
-        if writing.fd < 0:
-            raise wire.Broken("bytes came of a file that needs none")
-        try:
-            writing.add(data, count)
-        except OSError as error:
-            writing.error = error.strerror or str(error)
+        self._arrivals.add(data, count)
 
     def _finish(self, facts: list[Any]) -> None:
-        writing = self._writing
-        if writing is None or [type(fact) for fact in facts] != [int, str, bool]:
+        if not self._under_way or [type(fact) for fact in facts] != [int, str, bool]:
             raise wire.Broken("a file ended that had not begun")
-        number, digest, changed = facts
-        if number != writing.number:
+        number, file, size = self._under_way
+        if facts[0] != number:
             raise wire.Broken("another file ended than had begun")
-        mine = writing.summed.hexdigest()
-        if changed:
-            writing.error = writing.error or "it changed while it was being read"
-        elif not writing.error and (writing.offset != writing.size or mine != digest):
-            writing.error = _differs(mine, digest[:64])
-        if not writing.error:
-            try:
-                self._place(writing)
-            except OSError as error:
-                writing.error = error.strerror or str(error)
-        if writing.error:
-            self._drop()
-            self._fail(writing.file.parts, writing.error)
+        self._under_way = None
+        mine, error = self._arrivals.finish(facts[1], changed=facts[2])
+        if error:
+            self._fail(file.parts, error)
             return
-        if writing.fd >= 0:
-            os.close(writing.fd)
-        self._writing = None
         self.sums[number] = mine
-        self.bytes += writing.size
-
-    def _place(self, writing: _Writing) -> None:
-        """Give a complete file its bits, its time and its name."""
-        *above, name = writing.file.parts
-        folder = self._tree.folder(above)
-        if writing.fd < 0:
-            self.unchanged += 1
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
-            try:
-                status = os.fstat(fd)
-                if (status.st_mode & _KEPT_BITS) != writing.mode:
-                    os.fchmod(fd, writing.mode)
-                if status.st_mtime_ns != writing.mtime:
-                    os.utime(fd, ns=(writing.mtime, writing.mtime))
-            finally:
-                os.close(fd)
-            return
-        os.fchmod(writing.fd, writing.mode)
-        os.utime(writing.fd, ns=(writing.mtime, writing.mtime))
-        self._store(writing.fd, folder, writing.file)
-
-    def _drop(self) -> None:
-        """Leave nothing of the file that is under way."""
-        writing, self._writing = self._writing, None
-        if writing and writing.fd >= 0:
-            with contextlib.suppress(OSError):
-                folder = self._tree.folder(writing.file.parts[:-1])
-                _unlink_own(writing.fd, folder, writing.file.part)
-            os.close(writing.fd)
-
-    def _abandon(self) -> None:
-        """Keep a large unfinished file for the next try; what is small is soon sent again."""
-        writing = self._writing
-        if writing and writing.fd >= 0 and not writing.error and writing.offset >= KEEP_BYTES:
-            os.close(writing.fd)
-            self._writing = None
-            self.kept.append("/".join((*writing.file.parts[:-1], writing.file.part)))
-        self._drop()
+        self.bytes += size
 
     # --- the rest --------------------------------------------------------------------------
 
     def _link(self) -> None:
         for parts, target, mtime in self._links:
-            part = _part(parts[-1])
+            part = arrivals.part_of(parts[-1])
             try:
                 folder = self._tree.folder(parts[:-1])
                 try:
@@ -590,26 +368,9 @@ class Receiver:
                     except OSError as error:
                         self._fail((*parts, name), error)
 
-    def _store(self, fd: int, folder: int, file: _File) -> None:
-        """Put a file in its place; what stands there goes only for what is stored already."""
-        *above, name = file.parts
-        self._placed += 1
-        if self._placed <= STORED_SINGLY or _exists(folder, name):
-            os.fsync(fd)
-        if not _is_own(fd, folder, file.part):
-            # What has that name now is another's, and not complete.
-            raise OSError(errno.EBUSY, "another transfer of it began meanwhile")
-        os.rename(file.part, name, src_dir_fd=folder, dst_dir_fd=folder)
-        self._touched.add(tuple(above))
-
     def _settle(self) -> None:
-        """Nothing is said to have arrived that a crash could take away again."""
         try:
-            if self._placed > STORED_SINGLY:
-                places.settle(self._tree.root)
-            else:
-                for parts in sorted(self._touched):
-                    os.fsync(self._tree.folder(parts))
+            self._arrivals.settle()
         except OSError as error:
             why = f"what arrived may not last: the disk did not store it ({error.strerror})"
             self._list(self.failed, self._target.path, why)
@@ -622,43 +383,3 @@ class Receiver:
                 os.utime(folder, ns=(mtime, mtime))
             except OSError as error:
                 self._fail(parts, error)
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _is_own(fd: int, folder: int, part: str) -> bool:
-    """Whether an unfinished file is still the one that we write to."""
-    try:
-        found = os.stat(part, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(fd))
-
-
-def _unlink_own(fd: int, folder: int, part: str) -> None:
-    if _is_own(fd, folder, part):
-        os.unlink(part, dir_fd=folder)
-
-
-def _part(name: str) -> str:
-    """Where a file is received until it is complete; the same at every try."""
-    return places.PART_PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-
-
-def _create(folder: int, name: str) -> int:
-    """A new file; what an earlier try left of it goes."""
-    try:
-        return os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-    except FileExistsError:
-        os.unlink(name, dir_fd=folder)
-        return os.open(name, _WRITE | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-
-
-def _differs(here: str, there: str) -> str:
-    return f"its SHA-256 is {here} here and {there} at the source"

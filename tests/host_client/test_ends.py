@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host_client.ends import places, receiver, wire
-from host_client.ends.receiver import Receiver, Target
+from host_client.ends import arrivals, places, wire
+from host_client.ends.receiver import Receiver
 from host_client.ends.sender import Sender, Source
+from host_client.ends.target import Target
 
 BOUND = 30
 FILE, FOLDER, LINK = "f", "d", "l"
@@ -522,7 +523,7 @@ def test_a_file_that_changes_while_it_is_read_is_said_to_have(pair: Pair, tmp_pa
 @pytest.mark.parametrize(
     ("singly", "expected"),
     [
-        (2, ["fsync", "rename", "fsync", "rename", "fsync"]),
+        (2, ["rename", "fsync", "fsync", "rename", "fsync"]),
         (0, ["rename", "fsync", "rename", "settle"]),
     ],
     ids=["few", "many"],
@@ -534,7 +535,7 @@ def test_what_is_said_to_have_arrived_is_stored(
 
     Few files are stored one by one, and their folder after them; many at once.
     """
-    monkeypatch.setattr(receiver, "STORED_SINGLY", singly)
+    monkeypatch.setattr(arrivals, "STORED_SINGLY", singly)
     (place.target / "old").write_bytes(b"old")
     done: list[str] = []
     for owner, name in ((os, "fsync"), (os, "rename"), (places, "settle")):
@@ -561,7 +562,7 @@ def test_a_disk_that_does_not_store_is_told(
     def failing(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(receiver, "STORED_SINGLY", 0)
+    monkeypatch.setattr(arrivals, "STORED_SINGLY", 0)
     monkeypatch.setattr(places, "settle", failing)
     end = place.receive(pair, [entry("new")], small(0, b"n"))
     assert [(path, "may not last" in why) for path, why in end.failed] == [
