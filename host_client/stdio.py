@@ -7,21 +7,19 @@ connection has none of that and is used at this end too.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
-import socket
-import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 from mcp.server import MCPServer
 
 from in_pod_server.connection import Connection
 from in_pod_server.contract import MAX_STAGED_BYTES
+from in_pod_server.streams import Streams, can_be_waited_for
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Results are bounded where they are made; this is only against running away."""
@@ -39,10 +37,9 @@ async def serve(server: MCPServer[Any], source: int, sink: int) -> None:
         source: the descriptor that requests come by.
         sink: the one that answers go to.
     """
-    reader, writer, close = await _streams(source, sink)
+    streams = await Streams.opened(_waitable(source, "rb"), _waitable(sink, "wb"))
     connection = Connection(
-        reader,
-        writer,
+        streams,
         max_message_bytes=MAX_ANSWER_BYTES,
         max_request_bytes=MAX_CALL_BYTES,
         linger_seconds=LINGER_SECONDS,
@@ -50,34 +47,7 @@ async def serve(server: MCPServer[Any], source: int, sink: int) -> None:
     try:
         await connection.serve(server, experimental={})
     finally:
-        close()
-
-
-async def _streams(
-    source: int, sink: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Callable[[], None]]:
-    """The two ends as streams, and how to let the first one go."""
-    if _are_one_socket(source, sink):
-        # As two pipes, what arrives on the one would be taken for the end of the other.
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=os.dup(source)))
-        return reader, writer, writer.close
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    reading, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), _waitable(source, "rb")
-    )
-    transport, protocol = await loop.connect_write_pipe(
-        # Of the public protocols the one that a StreamWriter can wait for.
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
-        _waitable(sink, "wb"),
-    )
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop), reading.close
-
-
-def _are_one_socket(source: int, sink: int) -> bool:
-    """Whether both ends are the same socket, as inetd, socat and ssh start a server."""
-    one, other = os.fstat(source), os.fstat(sink)
-    return stat.S_ISSOCK(one.st_mode) and os.path.samestat(one, other)
+        await streams.aclose()
 
 
 @contextlib.contextmanager
@@ -102,8 +72,7 @@ def claimed() -> Iterator[tuple[int, int]]:
 
 def _waitable(fd: int, mode: Literal["rb", "wb"]) -> BinaryIO:
     """`fd` as what the loop can wait for: a file or /dev/null goes through a pipe and a thread."""
-    kind = os.fstat(fd).st_mode
-    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(fd):
+    if can_be_waited_for(fd):
         return os.fdopen(os.dup(fd), mode, 0)
     out, into = os.pipe()
     ends = (os.dup(fd), into) if mode == "rb" else (out, os.dup(fd))

@@ -7,7 +7,6 @@ What a call needs to know about the connection it came by, it finds as its reque
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.types import JSONRPCMessage
 
+    from in_pod_server.streams import Streams
+
 READ_BYTES = 65536
 WRITE_BUFFER_BYTES = 256 * 1024
 """What may wait in the transport for a slow client before its next request is not read."""
 IN_FLIGHT_LIMIT = 256
 """Requests of one client that may be in work; the next is read when one of them is answered."""
 HANGUP_POLL_SECONDS = 0.05
-FLUSH_SECONDS = 1.0
-"""How long a client may take to read its last replies before its socket is closed."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +54,15 @@ class Connection:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        streams: Streams,
         *,
         max_message_bytes: int,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         linger_seconds: float = math.inf,
         parts: Parts | None = None,
     ) -> None:
-        self._reader = reader
-        self._writer = writer
+        self._streams = streams
+        self._reader, self._writer = streams.reader, streams.writer
         self._limit = max_message_bytes
         self._request_limit = max_request_bytes
         self._linger = linger_seconds
@@ -79,7 +77,7 @@ class Connection:
         self._write_lock = anyio.Lock(fast_acquire=True)
         self._cancelled: set[RequestId] = set()
         self._lease: float | None = None
-        writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self._writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
 
     async def answered(self) -> None:
         """Wait until no request is in work."""
@@ -128,9 +126,6 @@ class Connection:
         finally:
             if self._parts:
                 self._parts.clear()
-            self._writer.close()
-            with anyio.move_on_after(FLUSH_SECONDS, shield=True):
-                await self._closed()
 
     async def _read(self, feed: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         lines = LineBuffer(self._request_limit)
@@ -149,7 +144,7 @@ class Connection:
             return await self._reader.read(READ_BYTES)
         logger.info("a client has been silent for %g s and is taken for gone", self._lease)
         # What waits to be written to it would keep the session, and whoever pumps for it.
-        self._writer.transport.abort()
+        self._streams.abort()
         return b""
 
     async def _take(
@@ -230,12 +225,6 @@ class Connection:
         poller.register(stream.fileno(), 0)
         return bool(poller.poll(0))
 
-    async def _closed(self) -> None:
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            logger.debug("a client closed before its last reply was written")
-
     async def _unanswered(self, number: RequestId) -> None:
         self._settle(number)
 
@@ -273,7 +262,7 @@ class Connection:
             self._settle(number)
 
     async def aclose(self) -> None:
-        """Do nothing: `serve` closes the socket when the session has ended."""
+        """Do nothing: whoever opened the streams closes them when the session has ended."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from in_pod_server import contract
 
 if TYPE_CHECKING:
-    import asyncio
+    pass
 
 BACKLOG: Final = 128
 FLUSH_SECONDS: Final = 1.5
@@ -157,6 +157,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
 
     import anyio
 
+    from in_pod_server.clients import accept, speaking
     from in_pod_server.connection import Connection
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
@@ -191,21 +192,22 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
             )
 
-            async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                connection = Connection(
-                    reader,
-                    writer,
-                    max_message_bytes=contract.MAX_MESSAGE_BYTES,
-                    parts=Parts(room),
-                )
-                open_now.add(connection)
+            async def handle(client: socket.socket) -> None:
                 try:
-                    await connection.serve(server, experimental=experimental)
+                    async with speaking(client) as streams:
+                        connection = Connection(
+                            streams,
+                            max_message_bytes=contract.MAX_MESSAGE_BYTES,
+                            parts=Parts(room),
+                        )
+                        open_now.add(connection)
+                        try:
+                            await connection.serve(server, experimental=experimental)
+                        finally:
+                            open_now.discard(connection)
                 except Exception:
                     # The boundary: one client's session may fail, the others go on.
                     logger.exception("a connection failed")
-                finally:
-                    open_now.discard(connection)
 
             open_now: set[Connection] = set()
             room = Room(memory_limit())
@@ -216,15 +218,13 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 boot_id = str(experimental[contract.HELLO][contract.HELLO_BOOT_ID])
                 ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
                 server.ledger = ledger
-                accepting = await asyncio.start_unix_server(
-                    lambda r, w: connections.start_soon(handle, r, w), sock=listener
-                )
+                connections.start_soon(accept, listener, connections, handle)
                 logger.info("serving on %s", paths.socket)
                 await stop.wait()
                 ledger.end()
                 for connection in open_now:
                     connections.start_soon(connection.tell_ending)
-                accepting.close()
+                listener.close()
                 # Commands first: calls that wait for them are then answered, not cut off.
                 await processes.stop_all()
                 with anyio.move_on_after(FLUSH_SECONDS):

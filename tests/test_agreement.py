@@ -41,7 +41,8 @@ def python_files(package: str) -> list[Path]:
 def test_the_host_knows_only_contract_and_wire_of_the_pod(path: Path) -> None:
     """Both ends speak MCP over the same connection; nothing else of the pod is the host's."""
     foreign = {name for name in imports(path) if name.split(".")[0] == "in_pod_server"}
-    allowed = ("in_pod_server.contract", "in_pod_server.connection", "in_pod_server.lines")
+    wire = ("connection", "contract", "lines", "streams")
+    allowed = tuple(f"in_pod_server.{name}" for name in wire)
     assert {name for name in foreign if not name.startswith(allowed)} <= {
         "in_pod_server"  # `from in_pod_server import contract`
     }

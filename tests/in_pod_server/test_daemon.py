@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -472,3 +473,73 @@ def test_importing_the_command_line_and_the_daemon_is_light() -> None:
 def test_a_listening_socket_takes_clients_before_anybody_accepts(short_path: Path) -> None:
     with bound(short_path / "d.sock"), socket.socket(socket.AF_UNIX) as early:
         early.connect(str(short_path / "d.sock"))
+
+
+def open_pipes(daemon: Daemon) -> set[str]:
+    links = []
+    for fd in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(str(fd.readlink()))
+    return {link for link in links if link.startswith("pipe:")}
+
+
+@contextlib.contextmanager
+def dialed(daemon: Daemon) -> Iterator[subprocess.Popen[bytes]]:
+    """A session through dial, initialized, and what it still holds taken away at the end."""
+    with subprocess.Popen(
+        daemon.dial_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as pump:
+        assert ask(pump, 0, "initialize", **INITIALIZE)["result"]
+        try:
+            yield pump
+        finally:
+            pump.kill()
+
+
+def ask(pump: subprocess.Popen[bytes], number: int, method: str, **params: Any) -> Any:
+    assert pump.stdin
+    assert pump.stdout
+    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    pump.stdin.write(json.dumps(message).encode() + b"\n")
+    pump.stdin.flush()
+    return json.loads(pump.stdout.readline())
+
+
+@pytest.mark.parametrize("loss", ["dial is killed", "nobody listens", "the client ends"])
+def test_whatever_ends_a_dialed_session_nothing_of_it_is_left_open(
+    daemon: Daemon, loss: str
+) -> None:
+    """A killed kubectl can leave the other end of dial's stdin open in the pod for ever."""
+    eventually(daemon.socket.exists)
+    before = open_pipes(daemon)
+    with dialed(daemon) as pump:
+        assert len(open_pipes(daemon)) == len(before) + 2
+        assert pump.stdin
+        assert pump.stdout
+        match loss:
+            case "dial is killed":
+                pump.kill()
+            case "nobody listens":
+                pump.stdout.close()
+            case "the client ends":
+                pump.stdin.close()
+        eventually(lambda: open_pipes(daemon) == before)
+        assert pump.wait(PATIENCE) == (-signal.SIGKILL if loss == "dial is killed" else 0)
+
+
+def test_a_slow_reader_gets_every_byte_of_its_last_reply(daemon: Daemon) -> None:
+    """More than all the buffers on the way hold, asked for by a client that has closed its stdin."""
+    (daemon.home / "big").write_text("x" * 300_000)
+    with dialed(daemon) as pump:
+        assert pump.stdin
+        assert pump.stdout
+        asked = {"name": "read_file", "arguments": {"path": "big", "max_bytes": 300_000}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+        pump.stdin.write(json.dumps(message).encode() + b"\n")
+        pump.stdin.close()
+        pump.stdin = None
+        line = bytearray()
+        while piece := os.read(pump.stdout.fileno(), 4096):
+            line += piece
+        assert json.loads(line)["result"]["structuredContent"]["content"] == "x" * 300_000
+        assert pump.wait(PATIENCE) == 0

@@ -1,22 +1,22 @@
-"""dial: whole bytes both ways, patience with a starting daemon, and a clean end."""
+"""dial: both ends handed over, patience with a starting daemon, and a clean end."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from in_pod_server import contract, dial
 from tests.in_pod_server.support import DIAL, PATIENCE
 
-BIG = os.urandom(1 << 16) * 64  # 4 MiB: more than all the buffers between two processes
+ARGV = [sys.executable, "-I", "-S", "-u", str(DIAL)]
 
 
 @pytest.fixture
@@ -30,29 +30,28 @@ def listener(short_path: Path) -> Iterator[socket.socket]:
 
 def start(path: Path | str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-u", str(DIAL), str(path)],
+        [*ARGV, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-def accept(listener: socket.socket) -> socket.socket:
+@contextlib.contextmanager
+def accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, int, int]]:
+    """Accept a dial: its socket, and the stdin and stdout that it hands over."""
     peer, _ = listener.accept()
-    peer.settimeout(PATIENCE)
-    return peer
-
-
-def send_all(peer: socket.socket, data: bytes) -> None:
-    peer.sendall(data)
-    peer.shutdown(socket.SHUT_WR)
-
-
-def read_all(peer: socket.socket) -> bytes:
-    data = bytearray()
-    while piece := peer.recv(65536):
-        data += piece
-    return bytes(data)
+    with peer:
+        peer.settimeout(PATIENCE)
+        said, fds, _, _ = socket.recv_fds(peer, 16, 8)
+        assert said == dial.HANDOVER
+        source, sink = fds
+        try:
+            yield peer, source, sink
+        finally:
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
 
 
 def test_the_contract_starts_this_file() -> None:
@@ -62,72 +61,48 @@ def test_the_contract_starts_this_file() -> None:
     )
 
 
-def test_large_data_passes_whole_in_both_directions_at_once(listener: socket.socket) -> None:
+def test_it_hands_over_its_own_ends_and_holds_neither(listener: socket.socket) -> None:
     pump = start(listener.getsockname())
-    peer = accept(listener)
-    sent = threading.Thread(target=send_all, args=(peer, BIG))
-    fed = threading.Thread(
-        target=lambda: pump.stdin and (pump.stdin.write(BIG), pump.stdin.close())
-    )
-    assert pump.stdout is not None
-    got_up = bytearray()
-    upward = threading.Thread(target=lambda: got_up.extend(read_all(peer)))
-    for thread in (sent, fed, upward):
-        thread.start()
-    down = pump.stdout.read()
-    for thread in (sent, fed, upward):
-        thread.join(PATIENCE)
-    assert hashlib.sha256(down).digest() == hashlib.sha256(BIG).digest()
-    assert hashlib.sha256(got_up).digest() == hashlib.sha256(BIG).digest()
-    finish(pump, peer, code=0)
+    assert pump.stdin
+    assert pump.stdout
+    with accepted(listener) as (peer, source, sink):
+        pump.stdin.write(b"question\n")
+        pump.stdin.close()
+        with os.fdopen(source, "rb", closefd=False) as questions:
+            assert questions.read() == b"question\n", "to its end, which dial does not hold back"
+        os.write(sink, b"answer\n")
+        os.close(sink)
+        assert pump.stdout.read() == b"answer\n"
+        peer.close()
+        finish(pump, code=0)
 
 
-def test_the_end_of_stdin_passes_on_and_replies_still_come(listener: socket.socket) -> None:
+def test_it_ends_with_0_when_the_daemon_closes_and_not_before(listener: socket.socket) -> None:
     pump = start(listener.getsockname())
-    peer = accept(listener)
-    assert pump.stdin is not None
-    assert pump.stdout is not None
-    pump.stdin.write(b"question\n")
-    pump.stdin.close()
-    assert read_all(peer) == b"question\n"
-    peer.sendall(b"answer\n")
-    peer.close()
-    assert pump.stdout.read() == b"answer\n"
-    finish(pump, peer, code=0)
+    assert pump.stdin
+    assert pump.stdout
+    with accepted(listener) as (peer, source, sink):
+        pump.stdin.close()
+        pump.stdout.close()
+        os.close(source)
+        os.close(sink)
+        assert pump.poll() is None
+        peer.close()
+        finish(pump, code=0)
 
 
-def test_it_ends_with_0_when_the_daemon_closes(listener: socket.socket) -> None:
-    pump = start(listener.getsockname())
-    peer = accept(listener)
-    peer.close()
-    finish(pump, peer, code=0)
-
-
-def test_it_ends_quietly_when_nobody_reads_its_output_any_more(listener: socket.socket) -> None:
-    pump = start(listener.getsockname())
-    peer = accept(listener)
-    assert pump.stdout is not None
-    pump.stdout.close()
-    assert read_all(peer) == b"", "dial noticed while both sides were silent"
-    finish(pump, peer, code=0)
-
-
-def test_a_slow_reader_slows_the_writer_and_loses_nothing(listener: socket.socket) -> None:
-    pump = start(listener.getsockname())
-    peer = accept(listener)
-    peer.setblocking(False)
-    accepted = 0
-    with pytest.raises(BlockingIOError):  # noqa: PT012 - it is the last of many that fails
-        while True:
-            accepted += peer.send(BIG[accepted : accepted + 65536])
-    assert accepted < len(BIG), "nobody reads, so not everything may be taken in"
-    peer.settimeout(PATIENCE)
-    rest = threading.Thread(target=send_all, args=(peer, BIG[accepted:]))
-    rest.start()
-    assert pump.stdout is not None
-    assert hashlib.sha256(pump.stdout.read()).digest() == hashlib.sha256(BIG).digest()
-    rest.join(PATIENCE)
-    finish(pump, peer, code=0)
+@pytest.mark.parametrize("end", ["stdin", "stdout"])
+def test_what_no_loop_can_wait_for_is_refused_in_one_line(
+    listener: socket.socket, short_path: Path, end: str
+) -> None:
+    with (short_path / "file").open("w+b") as file:
+        ends: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, end: file}
+        path = str(listener.getsockname())
+        ran = subprocess.Popen([*ARGV, path], stderr=subprocess.PIPE, **ends)
+        _, stderr = ran.communicate(timeout=PATIENCE)
+    assert ran.returncode == 2
+    assert stderr.count(b"\n") == 1
+    assert b"have to be pipes" in stderr
 
 
 def test_it_waits_for_a_socket_that_is_not_there_yet(short_path: Path) -> None:
@@ -137,9 +112,9 @@ def test_it_waits_for_a_socket_that_is_not_there_yet(short_path: Path) -> None:
     with stale:
         stale.listen()
         stale.settimeout(PATIENCE)
-        peer = accept(stale)
-        peer.close()
-        finish(pump, peer, code=0)
+        with accepted(stale) as (peer, _, _):
+            peer.close()
+            finish(pump, code=0)
 
 
 def test_a_missing_daemon_is_said_in_one_line(short_path: Path) -> None:
@@ -153,8 +128,7 @@ def test_a_missing_daemon_is_said_in_one_line(short_path: Path) -> None:
     assert f"no daemon answers on {too_long}" in stderr.decode()
 
 
-def finish(pump: subprocess.Popen[bytes], peer: socket.socket, *, code: int) -> None:
-    peer.close()
+def finish(pump: subprocess.Popen[bytes], *, code: int) -> None:
     for stream in (pump.stdin, pump.stdout):
         if stream and not stream.closed:
             stream.close()

@@ -1,0 +1,104 @@
+"""Descriptors as streams of the event loop: a client's stdin and stdout, or one socket for both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Callable
+from typing import BinaryIO
+
+import anyio
+
+from in_pod_server.dial import can_be_waited_for
+
+__all__ = ["Streams", "can_be_waited_for"]
+
+STALL_SECONDS = 5.0
+"""How long a reader of our last words may take nothing before it is given up: it may be frozen."""
+FLUSH_SECONDS = 1.0
+"""The same where we are in a hurry."""
+
+
+class Streams:
+    """What a client writes and reads, and when it is gone. Made by `opened`; close it with `aclose`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, transport: asyncio.WriteTransport, end: _End
+    ) -> None:
+        self.reader = reader
+        self.writer = asyncio.StreamWriter(transport, end, None, asyncio.get_running_loop())
+        self._transport = transport
+        self._lost = end.lost
+
+    @classmethod
+    async def opened(cls, source: BinaryIO, sink: BinaryIO) -> Streams:
+        """Take over two files that `dial.can_be_waited_for`; both are closed with the streams.
+
+        Raises:
+            ValueError: the loop cannot wait for one of them.
+        """
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        if _are_one_socket(source.fileno(), sink.fileno()):
+            # As two pipes, what arrives on the one would be taken for the end of the other.
+            with source, sink:
+                one = socket.socket(fileno=os.dup(source.fileno()))
+            return cls(reader, *await loop.create_connection(lambda: _End(reader), sock=one))
+        reading, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), source
+        )
+        writing = await loop.connect_write_pipe(
+            lambda: _End(asyncio.StreamReader(), reading.close), sink
+        )
+        return cls(reader, *writing)
+
+    def abort(self) -> None:
+        """Let go of both ends at once, whatever was not read or written yet."""
+        if not self._lost.is_set():
+            self._transport.abort()
+
+    async def aclose(self) -> None:
+        """Close both ends when the last of what was written is taken, or its reader has stalled.
+
+        A cancelled one hurries.
+        """
+        self.writer.close()
+        left = -1
+        try:
+            while not self._lost.is_set() and left != self._transport.get_write_buffer_size():
+                left = self._transport.get_write_buffer_size()
+                with anyio.move_on_after(STALL_SECONDS):
+                    await self._lost.wait()
+        finally:
+            with anyio.move_on_after(FLUSH_SECONDS, shield=True):
+                await self._lost.wait()
+            self.abort()
+
+
+class _End(asyncio.StreamReaderProtocol):
+    """The end that a client reads from. What it says of a client holds of the other end too.
+
+    One that does not listen any more is gone, though it may seem to be still writing: whatever a
+    kubectl was killed beside can hold that end of its pipe open.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, close_other: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(reader)
+        self.lost = anyio.Event()
+        self._close_other = close_other
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits for it, and close the other end."""
+        super().connection_lost(exc)
+        self.lost.set()
+        self._close_other()
+
+
+def _are_one_socket(source: int, sink: int) -> bool:
+    """Whether both ends are the same socket, as inetd, socat and ssh start a server."""
+    one, other = os.fstat(source), os.fstat(sink)
+    return stat.S_ISSOCK(one.st_mode) and os.path.samestat(one, other)
