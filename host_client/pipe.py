@@ -85,13 +85,13 @@ class Pipe(asyncio.SubprocessProtocol):
         """Set when nothing more can come out of the pipe."""
         self.ending = False
         """Whether the other end has said that it takes no more; it may still answer what it has."""
-        self._asked: dict[object, _Asked] = {}
+        self._asked: dict[int, _Asked] = {}
         self._numbers = itertools.count(1)
         self._lines = LineBuffer(MAX_REQUEST_BYTES)
         self._loop = asyncio.get_running_loop()
         self._exited = anyio.Event()
         self._full = False
-        self._left: set[object] = set()
+        self._left: set[int] = set()
         """Numbers of requests that were given up here and are still in work at the other end."""
 
     @classmethod
@@ -232,13 +232,6 @@ class Pipe(asyncio.SubprocessProtocol):
             raise SessionLost(f"the pipe into {self.name} is closed", sent=False)
         stdin.write(line)
 
-    def _tell_soon(self, method: str, params: dict[str, Any] | None) -> None:
-        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-        if params is not None:
-            message["params"] = params
-        with contextlib.suppress(SessionLost):
-            self._write(_dump(message))
-
     # --- reading ---------------------------------------------------------------------------------
 
     def _take(self, line: bytes | Overlong) -> None:
@@ -264,6 +257,9 @@ class Pipe(asyncio.SubprocessProtocol):
             self._leave(message.get("params"))
 
     def _answer(self, number: object, message: dict[str, Any]) -> None:
+        if not isinstance(number, int):
+            log.debug("%s answered what was never asked: %r", self.name, number)
+            return
         self._left.discard(number)
         if asked := self._asked.get(number):
             asked.answer = message
@@ -276,14 +272,17 @@ class Pipe(asyncio.SubprocessProtocol):
             reply["result"] = {}
         else:
             reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
-        with contextlib.suppress(SessionLost):
+        # A lone surrogate in its id is not ours to answer.
+        with contextlib.suppress(SessionLost, UnicodeEncodeError):
             self._write(_dump(reply))
 
     def _hear(self, params: object) -> None:
         if not isinstance(params, dict):
             return
         number, done = params.get("progressToken"), params.get("progress")
-        if isinstance(done, int | float) and (asked := self._asked.get(number)):
+        if not isinstance(number, int) or not isinstance(done, int | float):
+            return
+        if asked := self._asked.get(number):
             asked.news.append((done, params.get("total"), params.get("message")))
             asked.bell.set()
 
@@ -293,7 +292,7 @@ class Pipe(asyncio.SubprocessProtocol):
         taken = params.get(ENDING_TAKEN) if isinstance(params, dict) else None
         last = taken if isinstance(taken, int) else 0
         for number, asked in self._asked.items():
-            if isinstance(number, int) and number > last:
+            if number > last:
                 asked.sent = False
                 asked.lose(f"{self.name} is ending")
 

@@ -86,9 +86,29 @@ async def test_an_answer_that_is_none_of_the_protocol_is_refused(answer: str) ->
             await pipe.request("m", timeout=BOUND)
 
 
+UNASKED = [
+    '{"id": []}',
+    '{"id": {}, "result": {}}',
+    '{"id": "1", "result": {"wrong": 1}}',
+    '{"id": null, "error": {}}',
+    '{"id": "\\\\ud800", "method": "ping"}',
+    '{"id": [1], "method": "ping"}',
+    '{"method": "notifications/progress", "params": {"progressToken": [], "progress": 1}}',
+    '{"method": "notifications/progress", "params": 7}',
+    '{"method": 7}',
+]
+"""Messages that no daemon of ours sends."""
+
+
 @pytest.mark.parametrize(
     "noise",
-    ["b'kubectl: warning\\n'", "b'\\xff\\xfe\\n'", "b'[1]\\n\\n{\\n'", "b'[' * 100000 + b'\\n'"],
+    [
+        "b'kubectl: warning\\n'",
+        "b'\\xff\\xfe\\n'",
+        "b'[1]\\n\\n{\\n'",
+        "b'[' * 100000 + b'\\n'",
+        *(f"b'{message}\\n'" for message in UNASKED),
+    ],
 )
 async def test_noise_on_stdout_is_passed_over(noise: str) -> None:
     async with speaking(CHILD + f"    out.write({noise}); say(id=n, result={{}})\n") as pipe:
