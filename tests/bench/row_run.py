@@ -16,6 +16,7 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from host_client.errors import PodpipeError
+from host_client.pipe import Pipe
 from tests.bench.harness import Row, Sample, Sides, percentile, timed
 from tests.bench.lab import Lab, checked
 
@@ -27,6 +28,8 @@ BURST = 20
 """Calls in a row by either side in its turn: a warm call is one that follows another."""
 PODPIPE = Path(sys.executable).with_name("podpipe")
 TRUE = {"command": "true"}
+SERVE_SECONDS = 60.0
+"""No call is waited for longer."""
 
 Call = Callable[[], Coroutine[Any, Any, None]]
 Caller = Callable[[Lab], AbstractAsyncContextManager[Call]]
@@ -34,13 +37,30 @@ Caller = Callable[[Lab], AbstractAsyncContextManager[Call]]
 
 @asynccontextmanager
 async def _served(lab: Lab) -> AsyncIterator[Call]:
-    """Calls as an MCP client makes them: through `podpipe serve` on stdio."""
+    """Calls through `podpipe serve` on stdio, by a client that adds no threads of its own."""
     session = await lab.sandbox()
-    server = StdioServerParameters(
-        command=str(PODPIPE),
-        args=["serve"],
-        env=dict(lab.settings.environment) | {"PODPIPE_USER": lab.settings.user},
-    )
+    pipe = await Pipe.start([str(PODPIPE), "serve"], _environment(lab), "podpipe serve")
+    try:
+        await pipe.initialize(SERVE_SECONDS)
+        arguments = {"sandbox_id": session.sandbox.id, **TRUE}
+
+        async def call() -> None:
+            params = {"name": "run_command", "arguments": arguments}
+            result = await pipe.request("tools/call", params, timeout=SERVE_SECONDS)
+            _expect_success(
+                result.get("isError"), result.get("structuredContent"), result["content"]
+            )
+
+        yield call
+    finally:
+        await pipe.aclose()
+
+
+@asynccontextmanager
+async def _served_to_sdk(lab: Lab) -> AsyncIterator[Call]:
+    """The same by the Python SDK's client, whose stdio goes through threads."""
+    session = await lab.sandbox()
+    server = StdioServerParameters(command=str(PODPIPE), args=["serve"], env=_environment(lab))
     async with Client(server) as client:
 
         async def call() -> None:
@@ -50,6 +70,10 @@ async def _served(lab: Lab) -> AsyncIterator[Call]:
             _expect_success(result.is_error, result.structured_content, result.content)
 
         yield call
+
+
+def _environment(lab: Lab) -> dict[str, str]:
+    return dict(lab.settings.environment) | {"PODPIPE_USER": lab.settings.user}
 
 
 @asynccontextmanager
@@ -171,8 +195,16 @@ ROWS: tuple[Row[Lab], ...] = (
         burst=BURST,
     ),
     Row(
+        name="run-sdk",
+        ours="the same, called by the Python SDK's own client",
+        baseline="kubectl exec POD -- true",
+        sides=_against_exec(_served_to_sdk),
+        runs=60,
+        burst=BURST,
+    ),
+    Row(
         name="run-64",
-        ours=f"the same, {AT_ONCE} at once, time for each",
+        ours=f"run_command('true') through podpipe serve, {AT_ONCE} at once, time for each",
         baseline="one kubectl exec POD -- true",
         sides=_against_exec(_served, AT_ONCE),
         runs=10,
