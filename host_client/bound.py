@@ -13,7 +13,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, InputRequiredResult
 
-from host_client import logs
+from host_client.audit import Audit
 from host_client.errors import SandboxNotFound
 from host_client.refusals import PlainServer
 
@@ -37,15 +37,19 @@ def _missed(error: BaseException | None) -> bool:
 
 
 class BoundServer(PlainServer):
-    """The server, which may have a sandbox of its own, and logs a line for each call.
+    """The server, which may have a sandbox of its own, and records each call.
 
     Args:
         bound: the sandbox of a call that names none; empty for none.
+        audit: where calls are recorded.
         options: as the SDK takes them.
     """
 
-    def __init__(self, bound: str, *args: Any, tools: list[Tool], **options: Any) -> None:
+    def __init__(
+        self, bound: str, audit: Audit, *args: Any, tools: list[Tool], **options: Any
+    ) -> None:
         self._bound = bound
+        self._audit = audit
         super().__init__(*args, tools=[*map(self._optional, tools)] if bound else tools, **options)
 
     def _optional(self, tool: Tool) -> Tool:
@@ -72,7 +76,7 @@ class BoundServer(PlainServer):
         if self._bound and takes_sandbox and arguments.get("sandbox_id") in (None, ""):
             arguments = arguments | {"sandbox_id": self._bound}
         ref = arguments.get("sandbox_id")
-        with logs.call(name if tool else "unknown", ref) as running:
+        with self._audit.call(name if tool else "unknown", ref, arguments) as entry:
             try:
                 result = await super().call_tool(name, arguments, context)
             except ToolError as error:
@@ -81,7 +85,9 @@ class BoundServer(PlainServer):
                         f"sandbox {ref!r} is not there now; the next call that works in it, such as "
                         "run_command, makes it"
                     ) from error
+                if error.__cause__ is None:
+                    entry.outcome = "refused"
                 raise
-            if not (isinstance(result, CallToolResult) and result.is_error):
-                running.outcome = "ok"
+            if isinstance(result, CallToolResult) and result.is_error:
+                entry.outcome = "tool_error"
         return result

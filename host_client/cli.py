@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +23,7 @@ from host_client.commands import admin, files, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import run as runs
 from host_client.config import SETTINGS_HELP, Settings
-from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, root_cause
+from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, code_of, root_cause
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
 from host_client.sandbox import ORPHAN_GRACE_SECONDS
 
@@ -93,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except* PodpipeError as group:
         error = root_cause(group)
         assert isinstance(error, PodpipeError)
-        code = _fail(_code_of(error), str(error), error.exit_code, as_json)
+        code = _fail(code_of(error), str(error), error.exit_code, as_json)
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except* BrokenPipeError:
@@ -116,11 +115,6 @@ def _settle() -> None:
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
     # Ignored there, it is ignored here: every child's end would be lost, and each call with it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _code_of(error: PodpipeError) -> str:
-    """An error's class as a word for scripts, such as sandbox_not_found."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 def _fail(code: str, message: str, exit_code: int, as_json: bool, before: str = "podpipe: ") -> int:
@@ -166,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  podpipe {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, called=name)
         if sandbox:
             sub.add_argument("sandbox", help="id or name of the sandbox")
         if json:

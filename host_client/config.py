@@ -83,6 +83,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
         "log file of serve, one line a call; `none` for no file",
     ),
     "PODPIPE_LOG_FILE_LEVEL": ("INFO", "what goes to that file; WARNING leaves the calls out"),
+    "PODPIPE_AUDIT_FILE": (
+        "audit.jsonl in the state folder",
+        "audit of serve and of the commands, one JSON line a call; `none` for no file",
+    ),
 }
 """Name of each setting: its default as a person reads it, and its meaning."""
 
@@ -150,6 +154,8 @@ class Settings:
     log_file: Path | None = None
     """Where `serve` logs to; None: nowhere but stderr."""
     log_file_level: str = "INFO"
+    audit_file: Path | None = None
+    """Where each call is recorded; None: nowhere."""
     env_file: Path | None = None
     """The `.env` file that was read, if any."""
     given: Mapping[str, Given] = field(default_factory=dict)
@@ -247,10 +253,11 @@ class Settings:
             log_level=_log_level(
                 text("PODPIPE_LOG_LEVEL", defaults.log_level), "PODPIPE_LOG_LEVEL"
             ),
-            log_file=_log_file(text("PODPIPE_LOG_FILE", ""), env),
+            log_file=_state_file("PODPIPE_LOG_FILE", "serve.log", env),
             log_file_level=_log_level(
                 text("PODPIPE_LOG_FILE_LEVEL", defaults.log_file_level), "PODPIPE_LOG_FILE_LEVEL"
             ),
+            audit_file=_state_file("PODPIPE_AUDIT_FILE", "audit.jsonl", env),
             env_file=env_file,
             given=given,
             environment=process | ({"KUBECONFIG": k} if (k := env.get("KUBECONFIG", "")) else {}),
@@ -370,17 +377,18 @@ def _log_level(text: str, name: str) -> str:
     return text.upper()
 
 
-def _log_file(text: str, env: Mapping[str, str]) -> Path | None:
-    """Where the platform keeps logs, unless `text` says otherwise."""
+def _state_file(setting: str, name: str, env: Mapping[str, str]) -> Path | None:
+    """The file `name` where the platform keeps logs, unless the setting says otherwise."""
+    text = env.get(setting, "").strip()
     if text == "none":
         return None
     home = Path(env.get("HOME", "~")).expanduser()
     if text:
         named = home / text[2:] if text.startswith("~/") else Path(text)
         if not named.is_absolute():
-            raise UsageError(f"PODPIPE_LOG_FILE={text!r} has to be an absolute path, or none")
+            raise UsageError(f"{setting}={text!r} has to be an absolute path, or none")
         return named
     if sys.platform == "darwin":
-        return home / "Library/Logs/podpipe/serve.log"
+        return home / "Library/Logs/podpipe" / name
     state = Path(env.get("XDG_STATE_HOME", ""))  # to be ignored where relative, says its standard
-    return (state if state.is_absolute() else home / ".local/state") / "podpipe/serve.log"
+    return (state if state.is_absolute() else home / ".local/state") / "podpipe" / name

@@ -29,6 +29,7 @@ Each message is for a person or a model to act on; fields are for code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -229,6 +230,20 @@ class SandboxEnded(SessionLost):
     def __init__(self, message: str, *, reason: Literal["destroyed", "expired"]) -> None:
         super().__init__(message, sent=True)
         self.reason = reason
+
+
+def code_of(error: BaseException) -> str:
+    """What went wrong as a word for scripts: the class of the PodpipeError behind it.
+
+    Returns:
+        For example sandbox_not_found; internal_error where nobody foresaw it.
+    """
+    cause: BaseException | None = root_cause(error)
+    while cause and not isinstance(cause, PodpipeError):
+        cause = cause.__cause__
+    if cause is None:
+        return "internal_error"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(cause).__name__).lower()
 
 
 def root_cause(error: BaseException) -> BaseException:

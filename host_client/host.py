@@ -11,6 +11,7 @@ from typing import Self
 
 import anyio
 
+from host_client.audit import Audit
 from host_client.backends.pod import PodBackend
 from host_client.config import Settings
 from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, SandboxNotFound
@@ -41,6 +42,7 @@ class Host:
         self.bound = bound
         if bound and not is_sandbox_id(bound):
             named_sandbox_id(settings.user_key, bound)
+        self.audit = Audit(settings, lambda: self.context)
         self._tasks = anyio.create_task_group()
         self._kubectl: Kubectl | None = None
         self._pipes: Pipes | None = None
@@ -72,6 +74,11 @@ class Host:
         """
         self._kubectl = self._kubectl or Kubectl(self.settings)
         return self._kubectl
+
+    @property
+    def context(self) -> str:
+        """The kubeconfig context: the pinned one, or while there is none what the settings say."""
+        return self._kubectl.target.context if self._kubectl else self.settings.context
 
     @property
     def pipes(self) -> Pipes:

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from host_client import audit
 from host_client.backends.backend import Backend
 from host_client.clock import utc_now
 from host_client.config import Settings
@@ -129,6 +130,7 @@ class Launcher:
                     tasks.start_soon(self._backend.refuse_oversized, draft.spec)
             sandbox = await self._backend.claim(draft)
             claimed.append(sandbox)
+            audit.concerns(sandbox.id)
             if name:
                 await outlive_predecessors(
                     self._backend, sandbox, deadline=deadline, progress=progress
@@ -233,6 +235,7 @@ class Launcher:
             except SandboxNotFound:
                 continue
             if self._owns(sandbox):
+                audit.concerns(sandbox.id)
                 return sandbox, pods
         raise missing
 

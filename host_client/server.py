@@ -46,6 +46,7 @@ def build_server(host: Host) -> MCPServer[Any]:
         tools += forwarded_tools(host, toolset)
     return BoundServer(
         host.bound,
+        host.audit,
         "podpipe",
         title="Kubernetes sandboxes",
         instructions=INSTRUCTIONS + bound_instructions(host.bound),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import anyio
 
+from host_client import audit
 from host_client.backoff import pauses
 from host_client.errors import (
     ApiUnreachable,
@@ -175,7 +176,7 @@ class Sessions:
             RequestRefused: the daemon answered with an error of the protocol.
             PodpipeError: as `open`; nothing was sent then.
         """
-        _refuse_unsendable(tool, arguments)
+        audit.count(bytes_in=_size(tool, arguments))
         call_id = secrets.token_hex(16)
         first: SandboxSession | None = None
         sent_at = 0.0
@@ -208,6 +209,7 @@ class Sessions:
                 raise
             except SessionLost as lost:
                 log.info("%s: %s", tool, lost)
+                audit.count(reconnects=1)
                 if lost.sent:
                     first = first or session
                     # Anew after each pipe: a call that was joined has all the time it was given.
@@ -227,12 +229,14 @@ class Sessions:
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
                     raise await self._restarted(session, first or session, tool, result)
+                audit.count(bytes_out=_text_bytes(result))
                 return _with_news(result, self.news(session.sandbox.id))
             await anyio.sleep(pause)
         raise AssertionError("pauses never end")
 
     async def _compare(self, session: SandboxSession) -> None:
         """Note what was lost since the last call on a sandbox, if anything was."""
+        audit.concerns(session.sandbox.id)
         box, now = session.sandbox.id, (session.pod, session.boot_id)
         unknown = box not in self._served
         before, self._served[box] = self._served.get(box), now
@@ -333,15 +337,25 @@ class Sessions:
         await self._pipes.forget(sandbox_id)
 
 
-def _refuse_unsendable(tool: str, arguments: dict[str, Any]) -> None:
-    """Refuse what is no Unicode text before anything is sent, so that nothing is in doubt."""
+def _size(tool: str, arguments: dict[str, Any]) -> int:
+    """Bytes of the arguments.
+
+    Raises:
+        UsageError: something is no Unicode text; nothing was sent, so nothing is in doubt.
+    """
     try:
-        json.dumps(arguments, ensure_ascii=False).encode()
+        return len(json.dumps(arguments, ensure_ascii=False).encode())
     except (TypeError, ValueError):
         raise UsageError(
             f"an argument of {tool} holds text that is not valid Unicode; give bytes as base64 where "
             "the tool takes it"
         ) from None
+
+
+def _text_bytes(result: dict[str, Any]) -> int:
+    """Bytes of the text of a result; its data says the same once more."""
+    texts = (block.get("text", "") for block in result.get("content", []))
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)
 
 
 def _because(why: str) -> str:

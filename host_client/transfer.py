@@ -20,6 +20,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from host_client import audit
 from host_client.ends import receiver, sender, wire
 from host_client.ends.target import Target
 from host_client.errors import StillStarting, TransferFailed, UsageError, root_cause
@@ -45,6 +46,10 @@ class _Up:
     def __init__(self, sources: Sequence[sender.Source], target: Mapping[str, Any]) -> None:
         self._sources = sources
         self._target = target
+
+    def count(self, size: int) -> None:
+        """Note bytes that have arrived."""
+        audit.count(bytes_in=size)
 
     def job(self) -> dict[str, Any]:
         """What the pod's end has to do."""
@@ -90,6 +95,10 @@ class _Down:
     def __init__(self, sources: Sequence[tuple[str, str]], target: Target) -> None:
         self._sources = sources
         self._target = target
+
+    def count(self, size: int) -> None:
+        """Note bytes that have arrived."""
+        audit.count(bytes_out=size)
 
     def job(self) -> dict[str, Any]:
         """What the pod's end has to do; all the faster if nothing is here yet."""
@@ -236,6 +245,7 @@ class Transfers:
                         f"{'; kubectl said: ' + shown(said) if said else ''}). What is complete is in "
                         "its place; the same command goes on from there" + kept_text(meter)
                     ) from lost
+                audit.count(reconnects=1)
                 meter.verb = "reconnecting"
                 await anyio.sleep(RETRY_SECONDS * 2 ** (number - 1))
                 continue
@@ -250,6 +260,7 @@ class Transfers:
                 raise TransferFailed(f"{error.filename or 'transfer'}: {error.strerror}") from error
             if found.failed:
                 raise _failure(found)
+            way.count(found.bytes)
             return Outcome(
                 found.files,
                 found.bytes,

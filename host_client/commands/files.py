@@ -69,7 +69,7 @@ async def _transfer(
     """Copy, show how far it is, and list what was left out."""
     from host_client.outcome import Meter, kept_text, shown
 
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         with watched() as progress:
             await patiently(host, arguments.sandbox, progress)
         meter = Meter()

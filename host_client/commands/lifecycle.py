@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +17,7 @@ from host_client.errors import EXIT_DONE, PodpipeError, StillStarting, UsageErro
 from host_client.status import Progress, Status
 
 if TYPE_CHECKING:
+    from host_client.audit import Audit
     from host_client.host import Host
     from host_client.session import SandboxSession
 
@@ -24,7 +27,7 @@ START_PATIENCE_SECONDS = 600.0
 
 async def create(settings: Settings, arguments: argparse.Namespace) -> int:
     """Make a sandbox and wait until it answers."""
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         with watched() as progress:
             status = await host.launcher.create(
                 name=arguments.name,
@@ -73,7 +76,7 @@ async def patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
 async def list_all(settings: Settings, arguments: argparse.Namespace) -> int:
     """List the user's sandboxes, or those of all users."""
     everybody = arguments.all_users
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         listed = await host.launcher.list_all(of_all_users=everybody)
         warn(host.launcher.warnings)
     found = [status.to_json() for status in listed]
@@ -88,7 +91,7 @@ async def list_all(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def status(settings: Settings, arguments: argparse.Namespace) -> int:
     """Show one sandbox."""
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         facts = (await host.sessions.status(arguments.sandbox)).to_json()
     show(arguments, table([(key, str(value)) for key, value in facts.items()]), facts)
     return EXIT_DONE
@@ -96,7 +99,7 @@ async def status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def suspend(settings: Settings, arguments: argparse.Namespace) -> int:
     """End a sandbox's pod."""
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         with watched() as progress:
             status = await host.launcher.suspend(arguments.sandbox, progress=progress)
     show(arguments, f"{arguments.sandbox}  suspended; its home is kept", status.to_json())
@@ -105,7 +108,7 @@ async def suspend(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def resume(settings: Settings, arguments: argparse.Namespace) -> int:
     """Start a suspended sandbox."""
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         with watched() as progress:
             await patiently(host, arguments.sandbox, progress)
         status = await host.launcher.status(arguments.sandbox)
@@ -116,7 +119,7 @@ async def resume(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def extend(settings: Settings, arguments: argparse.Namespace) -> int:
     """Let a sandbox live longer."""
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         facts = (await host.launcher.extend(arguments.sandbox, arguments.minutes)).to_json()
     show(arguments, f"{arguments.sandbox}  expires {facts['expires_at']}", facts)
     return EXIT_DONE
@@ -131,7 +134,7 @@ async def destroy(settings: Settings, arguments: argparse.Namespace) -> int:
             answer = await anyio.to_thread.run_sync(input, question, abandon_on_cancel=True)
         if answer.strip().lower() not in ("y", "yes"):
             raise UsageError("the home was not deleted; say --yes to delete it without being asked")
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         if arguments.purge_home:
             target, _ = await host.launcher.find(arguments.sandbox)
             if others := [
@@ -151,8 +154,27 @@ async def destroy(settings: Settings, arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def opened(settings: Settings, bound: str = "") -> Host:
-    """A host to enter, bound to a sandbox or to none."""
+@asynccontextmanager
+async def opened(
+    settings: Settings, arguments: argparse.Namespace, *, bound: str = ""
+) -> AsyncIterator[Host]:
+    """A host for one command, whose end the audit records.
+
+    Args:
+        settings: whose podpipe it is.
+        arguments: the command's.
+        bound: name of a lasting sandbox that is made whenever it is wanted and not there.
+    """
     from host_client.host import Host  # mcp takes a second to import
 
-    return Host(settings, bound=bound)
+    async with Host(settings, bound=bound) as host:
+        with audited(host.audit, arguments):
+            yield host
+
+
+@contextmanager
+def audited(audit: Audit, arguments: argparse.Namespace) -> Iterator[None]:
+    """Record a command when it ends."""
+    given = {name: value for name, value in vars(arguments).items() if name != "command"}
+    with audit.call(f"podpipe {arguments.called}", given.get("sandbox"), given):
+        yield

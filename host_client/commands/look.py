@@ -40,7 +40,11 @@ async def doctor(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def list_settings(settings: Settings, arguments: argparse.Namespace) -> int:
     """List all settings: what holds, where it comes from, the default, the meaning."""
-    resolved = {"PODPIPE_USER": settings.user, "PODPIPE_LOG_FILE": str(settings.log_file or "none")}
+    resolved = {
+        "PODPIPE_USER": settings.user,
+        "PODPIPE_LOG_FILE": str(settings.log_file or "none"),
+        "PODPIPE_AUDIT_FILE": str(settings.audit_file or "none"),
+    }
     facts = []
     for name, (default, meaning) in SETTINGS_HELP.items():
         given = settings.given.get(name)

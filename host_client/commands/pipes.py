@@ -31,7 +31,7 @@ async def connect(settings: Settings, arguments: argparse.Namespace) -> int:
         The command's exit code.
     """
     command = after_dashes(arguments.argv)
-    async with opened(settings, bound=arguments.sandbox) as host:
+    async with opened(settings, arguments, bound=arguments.sandbox) as host:
         with watched() as progress:
             session = await patiently(host, arguments.sandbox, progress)
         kubectl, pod = host.kubectl, session.pod.name

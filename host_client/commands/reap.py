@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from host_client.audit import Audit
+from host_client.commands.lifecycle import audited
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, KubectlError, UsageError
@@ -26,12 +28,15 @@ async def reap(settings: Settings, arguments: argparse.Namespace) -> int:
     if every < 0 or arguments.grace < 0:
         raise UsageError("--every and --grace take seconds, which are not below zero")
     kubectl = Kubectl(settings)
+    audit = Audit(settings, lambda: kubectl.target.context)
     if not every:
-        return await _once(kubectl, arguments)
+        with audited(audit, arguments):
+            return await _once(kubectl, arguments)
     while True:
         began = anyio.current_time()
         try:
-            await _once(kubectl, arguments)
+            with audited(audit, arguments):
+                await _once(kubectl, arguments)
         except KubectlError as error:  # the next sweep may find the API server again
             warn([str(error)])
         await anyio.sleep(max(0.0, every - (anyio.current_time() - began)))

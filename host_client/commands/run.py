@@ -43,7 +43,7 @@ async def run(settings: Settings, arguments: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run needs a command, for example: podpipe run work -- ls -la")
     script = command[0] if len(command) == 1 else shlex.join(command)
-    async with opened(settings) as host:
+    async with opened(settings, arguments) as host:
         with watched() as progress:
             await patiently(host, arguments.sandbox, progress)
         result = await host.sessions.call(

@@ -202,7 +202,7 @@ async def test_serve_logs_a_line_for_each_call_and_nothing_that_was_in_it(
     text = path.read_text(encoding="utf-8")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "hunter2" not in text
-    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO host_client\.logs\[\d+\]"
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO host_client\.audit\[\d+\]"
     assert [
         match.groups()
         for match in re.finditer(
@@ -210,9 +210,9 @@ async def test_serve_logs_a_line_for_each_call_and_nothing_that_was_in_it(
         )
     ] == [
         ("run_command", "lasting", "ok"),
-        ("read_file", "lasting", "error"),
+        ("read_file", "lasting", "tool_error"),
         ("list_sandboxes", "-", "ok"),
-        ("unknown", "-", "error"),
+        ("unknown", "-", "refused"),
     ]
 
 

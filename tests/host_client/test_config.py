@@ -91,6 +91,7 @@ def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, me
         ("PODPIPE_LOG_LEVEL", "LOUD"),
         ("PODPIPE_LOG_FILE_LEVEL", "LOUD"),
         ("PODPIPE_LOG_FILE", "relative/serve.log"),
+        ("PODPIPE_AUDIT_FILE", "audit.jsonl"),
         ("STORAGE_BACKEND", "s3"),
         ("PODPIPE_USER", ""),
         ("PODPIPE_USER", "a\nb"),
@@ -222,3 +223,7 @@ def test_the_log_file_is_where_the_platform_keeps_logs(
     monkeypatch.setattr("sys.platform", platform)
     settings = Settings.from_env({"PODPIPE_USER": "u", "HOME": "/home/u"} | environ, cwd=tmp_path)
     assert settings.log_file == (Path(path) if path else None)
+    environ = {name.replace("LOG", "AUDIT"): value for name, value in environ.items()}
+    settings = Settings.from_env({"PODPIPE_USER": "u", "HOME": "/home/u"} | environ, cwd=tmp_path)
+    expected = path and path.replace("serve.log", "audit.jsonl")
+    assert settings.audit_file == (Path(expected) if expected else None)

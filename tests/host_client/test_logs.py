@@ -1,16 +1,20 @@
-"""The log file of `serve`: shared, bounded, private, and never in the way."""
+"""Files of log lines: shared, bounded, private, and never in the way."""
 
 from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from host_client import logs
-from host_client.logs import KEPT_FILES, SharedFile
+from host_client.logs import FileHandler
+from host_client.shared_file import KEPT_FILES, SharedFile
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -18,21 +22,25 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "serve.log"
 
 
+def shared(path: Path, max_bytes: int = 1 << 20) -> SharedFile:
+    return SharedFile(path, "PODPIPE_LOG_FILE", max_bytes)
+
+
 def record(text: str, name: str = "host_client.x") -> logging.LogRecord:
     return logging.LogRecord(name, logging.INFO, "", 0, text, None, None)
 
 
 def test_the_file_and_its_folder_are_for_the_user_alone(path: Path) -> None:
-    SharedFile(path).handle(record("one"))
+    shared(path).append(b"one")
     assert path.read_text(encoding="utf-8") == "one\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_it_stays_bounded_and_keeps_the_newest(path: Path) -> None:
-    file = SharedFile(path, max_bytes=1000)
+    file = shared(path, 1000)
     for number in range(1000):
-        file.handle(record(f"{number:09}"))
+        file.append(b"%09d" % number)
     kept = sorted(path.parent.iterdir())
     assert [entry.name for entry in kept] == [
         "serve.log", *(f"serve.log.{n}" for n in range(1, KEPT_FILES + 1))
@@ -44,11 +52,11 @@ def test_it_stays_bounded_and_keeps_the_newest(path: Path) -> None:
 
 def test_several_writers_lose_nothing_and_move_it_aside_once(path: Path) -> None:
     """Each process of a client has a handler of its own."""
-    files = [SharedFile(path, max_bytes=2000) for _ in range(4)]
+    files = [shared(path, 2000) for _ in range(4)]
 
     def write(number: int) -> None:
         for turn in range(100):
-            files[number].handle(record(f"{number}.{turn:07}"))
+            files[number].append(b"%d.%07d" % (number, turn))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -74,45 +82,51 @@ def test_a_file_that_cannot_be_written_is_said_once_and_stops_nothing(
         os.mkfifo(path)
     else:
         path.parent.write_text("", encoding="utf-8")
-    file = SharedFile(path)
-    file.handle(record("one"))
-    file.handle(record("two"))
+    file = shared(path)
+    file.append(b"one")
+    file.append(b"two")
     said = capsys.readouterr().err
-    assert said.count(f"the log file {path} cannot be written") == 1
+    assert said.count(f"{path} cannot be written") == 1
     assert "PODPIPE_LOG_FILE" in said
+
+
+def test_a_disk_that_is_full_leaves_no_line_that_cannot_be_read(path: Path) -> None:
+    """The kernel takes what has room: half a line, which the next one must not be glued to."""
+    program = f"""
+import resource
+from pathlib import Path
+from host_client.shared_file import SharedFile
+file = SharedFile(Path({str(path)!r}), "PODPIPE_LOG_FILE", 1 << 20)
+file.append(b"1" * 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
+file.append(b"2" * 20)
+file.append(b"3" * 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+file.append(b"4" * 20)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines == ["1" * 20, "2" * 9, "4" * 20, ""]
+    assert ended.stderr.count("cannot be written") == 1
 
 
 def test_it_goes_on_once_the_obstacle_is_gone(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path.mkdir(parents=True)
-    file = SharedFile(path)
-    file.handle(record("lost"))
+    file = shared(path)
+    file.append(b"lost")
     path.rmdir()
-    file.handle(record("kept"))
+    file.append(b"kept")
     assert path.read_text(encoding="utf-8") == "kept\n"
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_what_libraries_log_stays_out_of_it(path: Path) -> None:
     """They may quote what a model sent."""
-    file = SharedFile(path)
+    file = FileHandler(path)
     file.handle(record("arguments: hunter2", name="mcp.server"))
     file.handle(record("ours"))
     assert path.read_text(encoding="utf-8") == "ours\n"
-
-
-@pytest.mark.parametrize(
-    ("sandbox", "shown"), [("work", "work"), ("a b\nINFO forged", "-"), (7, "-"), (None, "-")]
-)
-async def test_a_call_is_one_line_without_what_was_in_it(
-    caplog: pytest.LogCaptureFixture, sandbox: object, shown: str
-) -> None:
-    with caplog.at_level(logging.INFO, "host_client.logs"):
-        with logs.call("run_command", sandbox) as running:
-            running.outcome = "ok"
-        with pytest.raises(ValueError, match="x"), logs.call("read_file", sandbox):
-            raise ValueError("x")
-    first, second = caplog.messages
-    assert first.startswith(f"call tool=run_command sandbox={shown} outcome=ok ms=")
-    assert second.startswith(f"call tool=read_file sandbox={shown} outcome=error ms=")
