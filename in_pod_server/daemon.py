@@ -162,7 +162,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
     from in_pod_server.ledger import Ledger
-    from in_pod_server.memory import memory_limit
+    from in_pod_server.memory import Gauge, memory_limit
     from in_pod_server.parts import Parts, Room
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
@@ -187,7 +187,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
         Home(names) as home,
         Home([paths.workspace]) as workspace,
     ):
-        async with ProcessTable(launcher, log_dir=paths.log_dir) as processes:
+        async with ProcessTable(launcher, log_dir=paths.log_dir, gauge=Gauge.find()) as processes:
             server = build_server(
                 processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
             )

@@ -104,6 +104,8 @@ class Process:
     left_running: int = 0
     ended_left: int = 0
     """Processes that it left running and that were ended because they were too many."""
+    ended_for_memory: bool = False
+    """Whether it was ended because no more memory was left, and it used most."""
     sandbox_ended: bool = False
     """Whether it was ended because the whole sandbox was."""
     killed_by_others: bool = False

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from in_pod_server import guard
 from in_pod_server.errors import NoSuchProcessError, StartFailedError
 from in_pod_server.inputs import Input
-from in_pod_server.memory import OomCounter
+from in_pod_server.memory import Gauge, OomCounter
 from in_pod_server.output import OutputBuffer, OutputFile
-from in_pod_server.process import Pipe, Process
+from in_pod_server.process import Bell, Pipe, Process
 from in_pod_server.tree import Census, Leader, Stat, members, read_stat, send_signal
 
 if TYPE_CHECKING:
@@ -57,9 +58,17 @@ logger = logging.getLogger(__name__)
 class ProcessTable:
     """All commands of one daemon. An async context manager: leaving it ends every command."""
 
-    def __init__(self, launcher: Launcher, *, log_dir: Path, oom: OomCounter | None = None) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        log_dir: Path,
+        oom: OomCounter | None = None,
+        gauge: Gauge | None = None,
+    ) -> None:
         self._launcher = launcher
         self._oom = oom or OomCounter()
+        self._gauge = gauge
         self._log_dir = log_dir
         self._boot = secrets.token_hex(3)
         self._count = 0
@@ -67,7 +76,9 @@ class ProcessTable:
         self._unkept = 0
         """Bytes of output in memory, as far as was counted; what runs on may have added to it."""
         self._closing = False
-        self._census = Census()
+        self.started = Bell()
+        """Rings when a command starts."""
+        self.census = Census()
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -75,6 +86,8 @@ class ProcessTable:
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._trim_logs)
         self._tasks.start_soon(self._look_after_the_left)
+        if self._gauge:
+            self._tasks.start_soon(guard.watch, self, self._gauge)
         return self
 
     async def __aexit__(
@@ -279,6 +292,7 @@ class ProcessTable:
     def _watch_soon(self, process: Process, child: subprocess.Popen[bytes]) -> None:
         assert self._tasks is not None
         self._processes[process.id] = process
+        self.started.ring()
         self._tasks.start_soon(self._watch, process, child)
         try:
             fd = os.pidfd_open(child.pid)
@@ -317,7 +331,7 @@ class ProcessTable:
         self._make_room(process)
 
     async def _members(self, process: Process) -> list[Stat]:
-        return members(process.leader, await self._census.take())
+        return members(process.leader, await self.census.take())
 
     async def _end(self, process: Process) -> None:
         """Signal the whole tree until nothing of it is left: as asked at first, then with KILL."""
@@ -341,7 +355,7 @@ class ProcessTable:
             ]
             if not watched:
                 continue
-            census = await self._census.take()
+            census = await self.census.take()
             for process in watched:
                 process.left_running = len(members(process.leader, census))
                 if process.left_running > LEFT_LIMIT:

@@ -39,7 +39,7 @@ def command_result(process: Process) -> CallToolResult:
         stderr_truncated=stderr.cut,
         duration_seconds=round(process.seconds, 3),
         left_running=process.left_running,
-        out_of_memory=bool(process.oom_kills),
+        out_of_memory=_out_of_memory(process),
         sandbox_ended=process.sandbox_ended,
         note=note(process),
     )
@@ -77,7 +77,16 @@ def state_line(process: Process) -> str:
             return f"still running: process_id {process.id}"
 
 
+def _out_of_memory(process: Process) -> bool:
+    return bool(process.oom_kills) or process.ended_for_memory
+
+
 def _memory_line(process: Process) -> str:
+    if process.ended_for_memory:
+        return (
+            "\n[the sandbox ran out of memory, and this command was ended, since it used most: use less "
+            "at a time, or a sandbox with a larger memory_limit]"
+        )
     if process.oom_kills:
         count = "a process" if process.oom_kills == 1 else f"{process.oom_kills} processes"
         return (
@@ -119,7 +128,7 @@ def row(process: Process) -> dict[str, Any]:
         "started_at": datetime.fromtimestamp(process.started_at, UTC).isoformat(timespec="seconds"),
         "duration_seconds": round(process.seconds, 3),
         "left_running": process.left_running,
-        "out_of_memory": bool(process.oom_kills),
+        "out_of_memory": _out_of_memory(process),
         "stdout_bytes": process.stdout.total,
         "stderr_bytes": process.stderr.total,
         "log_file": process.log_file,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from in_pod_server import guard
 from in_pod_server.launch import Launcher
-from in_pod_server.memory import OomCounter, memory_limit
+from in_pod_server.memory import Gauge, OomCounter, memory_limit
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.telling import command_result
@@ -121,3 +124,132 @@ async def test_a_kill_without_want_of_memory_is_not_called_so(tmp_path: Path) ->
     assert text_of(command_result(await run_with(tmp_path, oom, "kill -KILL $$"))) == (
         "killed by SIGKILL"
     )
+
+
+# --- the gauge and the guard ---------------------------------------------------------------------
+
+STATISTICS = "anon 1\nfile 30\nshmem 5\ninactive_file 10\nactive_file 12\nslab_reclaimable 3\n"
+TOTALS = "cache 9\ninactive_file 1\nactive_file 2\ntotal_inactive_file 10\ntotal_active_file 15\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "folder", "files"),
+    [
+        (V2, "kubepods/pod1/c1", ("memory.max", "memory.current", STATISTICS)),
+        (V2, "", ("memory.max", "memory.current", STATISTICS)),
+        (V1, "memory/process/1", ("memory.limit_in_bytes", "memory.usage_in_bytes", TOTALS)),
+        (V1, "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", TOTALS)),
+    ],
+)
+def test_what_the_kernel_can_take_back_is_not_counted_as_used(
+    tmp_path: Path, cgroups: str, folder: str, files: tuple[str, str, str]
+) -> None:
+    limit, usage, statistics = files
+    counter(tmp_path, cgroups, f"{folder}/{limit}".lstrip("/"), "1000\n")
+    mount = tmp_path / "fs"
+    (mount / folder / usage).write_text("100\n")
+    gauge = Gauge.find(proc=tmp_path / "cgroup", mount=mount)
+    assert gauge is not None
+    assert gauge.used() is None, "without its statistics nobody knows"
+    (mount / folder / "memory.stat").write_text(statistics)
+    assert (gauge.limit, gauge.used()) == (1000, 75)
+
+
+def test_where_nobody_limits_or_tells_there_is_no_gauge(tmp_path: Path) -> None:
+    counter(tmp_path, V2, "memory.max", "max\n")
+    (tmp_path / "fs" / "memory.current").write_text("5\n")
+    assert Gauge.find(proc=tmp_path / "cgroup", mount=tmp_path / "fs") is None
+    (tmp_path / "fs" / "memory.max").write_text("5\n")
+    (tmp_path / "fs" / "memory.current").unlink()
+    assert Gauge.find(proc=tmp_path / "cgroup", mount=tmp_path / "fs") is None
+
+
+class Full(Gauge):
+    """Says that no memory is left, from when it is told to until some command has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, Path(), Path())
+        self.until: list[Process] = []
+        self.looks = 0
+
+    def used(self) -> int:
+        self.looks += 1
+        waits = self.until and not any(process.done.is_set() for process in self.until)
+        return self.limit if waits else 0
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[tuple[ProcessTable, Full]]:
+    home = tmp_path / "home"
+    home.mkdir()
+    launcher = Launcher(home=home, run_dir=tmp_path, user="u", tmp_dir=tmp_path)
+    gauge = Full()
+    nobody = OomCounter(proc=tmp_path / "absent")
+    async with ProcessTable(launcher, log_dir=tmp_path, oom=nobody, gauge=gauge) as table:
+        yield table, gauge
+
+
+def start(table: ProcessTable, command: str) -> Process:
+    return table.run(command, workdir="", env={}, stdin=b"", timeout=PATIENCE)
+
+
+HOG = "python3 -c 'import time; x = bytearray({} << 20); print(flush=True); time.sleep(1000)'"
+MANY = f"for i in 1 2 3 4; do {HOG.format(20)} & done; wait"
+ONE = HOG.format(40)
+
+
+async def test_when_memory_is_used_up_the_command_that_uses_most_is_ended_and_told(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    """By all its processes together: each of the many is smaller than the one."""
+    table, gauge = guarded
+    one, many = start(table, ONE), start(table, MANY)
+    with anyio.fail_after(PATIENCE):
+        while (one.stdout.total, many.stdout.total) != (1, 4):  # noqa: ASYNC110 - they write it
+            await anyio.sleep(0.01)
+        gauge.until = [one, many]
+        await many.done.wait()
+    assert not one.done.is_set()
+    result = command_result(many)
+    assert text_of(result).startswith(
+        "killed by SIGKILL\n[the sandbox ran out of memory, and this command was ended, since it used most"
+    )
+    assert data_of(result)["out_of_memory"] is True
+    assert many.left_running == 0
+    assert data_of(command_result(one))["out_of_memory"] is False
+
+
+async def test_what_a_finished_command_left_running_is_ended_for_memory_too(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    table, gauge = guarded
+    left = start(table, "sleep 1000 > /dev/null 2>&1 & :")
+    with anyio.fail_after(PATIENCE):
+        await left.done.wait()
+        assert left.left_running == 1
+        gauge.until = [Process("never", "", left.leader, left.stdout, left.stderr)]
+        while left.left_running:  # noqa: ASYNC110 - nobody tells
+            await anyio.sleep(0.01)
+    assert left.ended_for_memory
+
+
+async def test_nobody_looks_at_the_memory_while_no_command_runs(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    table, gauge = guarded
+    await start(table, "true").wait(PATIENCE)
+    await anyio.sleep(2 * guard.LONGEST_SECONDS)
+    before = gauge.looks
+    await anyio.sleep(2 * guard.LONGEST_SECONDS)
+    assert gauge.looks == before
+    process = start(table, "sleep 1000")
+    with anyio.fail_after(PATIENCE):
+        while gauge.looks == before:  # noqa: ASYNC110 - nobody tells
+            await anyio.sleep(0.01)
+    process.stop(9, 0)
+    await process.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("limit", [64 << 20, 256 << 20, 4 << 30, 64 << 30])
+def test_what_is_kept_free_is_a_part_of_the_memory_but_never_much(limit: int) -> None:
+    assert 8 << 20 <= guard.reserve(limit) <= min(limit // 8, 256 << 20)
