@@ -401,7 +401,17 @@ class PodBackend:
 
 
 def _no_runtime_class(error: KubectlError, runtime_class: str) -> bool:
-    return bool(runtime_class) and f'RuntimeClass "{runtime_class}" not found' in str(error)
+    """Whether the API refuses the class: it has none, or another host found so and made the pod."""
+    missing = f'RuntimeClass "{runtime_class}" not found'
+    return bool(runtime_class) and (
+        missing in str(error) or _WITHOUT_CLASS.search(str(error)) is not None
+    )
+
+
+_WITHOUT_CLASS = re.compile(
+    r'pod updates may not change.*\n-\s+"RuntimeClassName": null,', re.DOTALL
+)
+"""How the API server shows that the pod exists and has no runtime class."""
 
 
 _REFUSALS: Mapping[str, str] = {
