@@ -38,10 +38,8 @@ class Administration:
         images: what a sandbox may be made of, a trailing `*` for anything; empty for SANDBOX_IMAGE.
         egress: CIDRs that sandboxes reach although they are not the internet.
         reaper_image: what the reaper's CronJob runs; empty for no CronJob.
-        max_sandboxes: running at once, in the namespace.
+        max_sandboxes: pods at once; MAX_SANDBOXES counts those that are suspended too.
         max_homes: volumes in the namespace.
-        max_cpu: the largest CPU limit of one sandbox.
-        max_memory: likewise.
         isolation: whether a sandbox must have gVisor or a user namespace.
         purge: whether launchers may delete homes.
         cluster_reads: whether launchers may read classes and nodes.
@@ -53,8 +51,6 @@ class Administration:
     reaper_image: str = ""
     max_sandboxes: int = 50
     max_homes: int = 200
-    max_cpu: str = "4"
-    max_memory: str = "8Gi"
     isolation: bool = False
     purge: bool = False
     cluster_reads: bool = False
@@ -78,18 +74,12 @@ def documents(settings: Settings, administration: Administration) -> list[manife
     """All objects, in the order in which they can be applied.
 
     Raises:
-        UsageError: a subject, CIDR, quantity or number makes no sense.
+        UsageError: a subject, CIDR or number makes no sense.
     """
     a = administration
     for name, number in (("--max-sandboxes", a.max_sandboxes), ("--max-homes", a.max_homes)):
         if number < 1:
             raise UsageError(f"{name} {number} has to be at least 1")
-    for name, largest, default in (
-        ("--max-cpu", a.max_cpu, settings.cpu_limit),
-        ("--max-memory", a.max_memory, settings.memory_limit),
-    ):
-        if quantity(largest, name) < quantity(default, name):
-            raise UsageError(f"{name} {largest} is less than a sandbox has by default, {default}")
     for block in a.egress:
         _check_cidr(block)
     namespace = settings.namespace

@@ -55,14 +55,6 @@ def add_to(render: argparse.ArgumentParser) -> None:
         sub.add_argument(
             name, type=int, default=number, metavar="N", help=f"{meaning}; default {number}"
         )
-    for name, dest, meaning in (
-        ("--max-cpu", "max_cpu", "CPU limit of one sandbox"),
-        ("--max-memory", "max_memory", "memory limit of one sandbox"),
-    ):
-        largest = getattr(standard, dest)
-        sub.add_argument(
-            name, default=largest, metavar="QUANTITY", help=f"largest {meaning}; default {largest}"
-        )
     sub.add_argument(
         "--reaper-image", default="", metavar="IMAGE",
         help="a CronJob with this image, from `scripts/image build --target reaper`; default: none",

@@ -138,8 +138,6 @@ def test_the_reaper_runs_in_the_cluster_only_with_an_image() -> None:
         ({"egress": ("everything/0",)}, "not a CIDR"),
         ({"max_sandboxes": 0}, "--max-sandboxes 0"),
         ({"max_homes": -1}, "--max-homes -1"),
-        ({"max_cpu": "1"}, "less than a sandbox has by default, 2"),
-        ({"max_memory": "much"}, "--max-memory='much' is not a Kubernetes quantity"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(decided: dict[str, Any], words: str) -> None:
