@@ -266,8 +266,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     render.add_argument("--name", default="example", help="name of the sandbox")
     admin.add_to(render)
-    add(
-        "doctor", look.doctor, "Look for what is missing, and say the fix.", "doctor", sandbox=False
+    doctor = add(
+        "doctor",
+        look.doctor,
+        "Look for what is missing, and say the fix.",
+        "doctor --deep",
+        sandbox=False,
+    )
+    doctor.add_argument(
+        "--deep",
+        action="store_true",
+        help="make two sandboxes too, and see whether one reaches the other; they go again",
     )
     add(
         "settings",

@@ -28,7 +28,7 @@ async def doctor(settings: Settings, arguments: argparse.Namespace) -> int:
     from host_client.doctor import examine
 
     findings = []
-    async for finding in examine(settings):
+    async for finding in examine(settings, deep=arguments.deep):
         findings.append(finding)
         if not arguments.json:
             fix = f"\n         fix: {finding.fix}" if finding.fix else ""
