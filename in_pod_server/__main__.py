@@ -52,8 +52,12 @@ def _serve(args: argparse.Namespace) -> int:
     if not raw.isdecimal() or int(raw) == 0:
         sys.stderr.write(f"{contract.ENV_MAX_FILE_BYTES}={raw!r} is no number of bytes\n")
         return 2
+    idle = os.environ.get(contract.ENV_IDLE_SECONDS) or "0"
+    if not idle.isdecimal():
+        sys.stderr.write(f"{contract.ENV_IDLE_SECONDS}={idle!r} is no number of seconds\n")
+        return 2
     try:
-        return serve(paths, max_file_bytes=int(raw))
+        return serve(paths, max_file_bytes=int(raw), idle_seconds=int(idle))
     except DaemonError as exc:
         sys.stderr.write(f"podpipe daemon: {exc}\n")
         return 1

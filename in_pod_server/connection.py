@@ -27,12 +27,20 @@ from mcp.types import (
     RequestId,
 )
 
-from in_pod_server.contract import ENDING_TAKEN, MAX_REQUEST_BYTES, META_LEASE, METHOD_ENDING
+from in_pod_server.contract import (
+    ENDING_TAKEN,
+    MAX_REQUEST_BYTES,
+    META_EXPIRES_AT,
+    META_LEASE,
+    METHOD_ENDING,
+)
 from in_pod_server.framing import Refused, encode, error, parse
 from in_pod_server.lines import LineBuffer, Overlong
 from in_pod_server.parts import Parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.streams.memory import MemoryObjectSendStream
     from mcp.server.mcpserver import MCPServer
     from mcp.types import JSONRPCMessage
@@ -60,6 +68,7 @@ class Connection:
         max_request_bytes: int = MAX_REQUEST_BYTES,
         linger_seconds: float = math.inf,
         parts: Parts | None = None,
+        on_expiry: Callable[[object], None] = lambda _: None,
     ) -> None:
         self._streams = streams
         self._reader, self._writer = streams.reader, streams.writer
@@ -67,6 +76,7 @@ class Connection:
         self._request_limit = max_request_bytes
         self._linger = linger_seconds
         self._parts = parts
+        self._on_expiry = on_expiry
         self._in_flight: dict[RequestId, int] = {}
         """Requests in work, and the number of each: the session takes 1 and "1" for the same id."""
         self._ids: dict[RequestId, RequestId] = {}
@@ -78,6 +88,11 @@ class Connection:
         self._cancelled: set[RequestId] = set()
         self._lease: float | None = None
         self._writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+
+    @property
+    def leased(self) -> bool:
+        """Whether the client is a host of ours, which tells by its calls that it uses the sandbox."""
+        return self._lease is not None
 
     async def answered(self) -> None:
         """Wait until no request is in work."""
@@ -205,8 +220,10 @@ class Connection:
         cancel.params = {**(cancel.params or {}), "requestId": 0}
 
     def _renew(self, ping: JSONRPCRequest) -> None:
-        """Take up a client's promise to send something at least so often."""
-        lease = ((ping.params or {}).get("_meta") or {}).get(META_LEASE)
+        """Take up a client's promise to send something at least so often, and what it knows."""
+        meta = (ping.params or {}).get("_meta") or {}
+        self._on_expiry(meta.get(META_EXPIRES_AT))
+        lease = meta.get(META_LEASE)
         if isinstance(lease, int | float) and lease is not True and lease > 0:
             self._lease = lease
 

@@ -30,6 +30,9 @@ TMP_LIMIT: Final = "2Gi"
 """A pod that has more in /tmp is evicted by the kubelet, a while later."""
 SOCKET: Final = f"{RUN_DIR}/daemon.sock"
 
+TERMINATION_LOG: Final = "/dev/termination-log"
+"""What is written here the pod's status tells as its container's last message."""
+
 PODINFO_UID: Final = "uid"
 PODINFO_ANNOTATIONS: Final = "annotations"
 
@@ -70,6 +73,8 @@ HELLO_POD_UID: Final = "pod_uid"
 
 # --- environment of the container, set by the manifest and read once by the daemon ---------------
 ENV_MAX_FILE_BYTES: Final = "PODPIPE_MAX_FILE_BYTES"
+ENV_IDLE_SECONDS: Final = "PODPIPE_IDLE_SUSPEND_SECONDS"
+"""After which a daemon that nobody uses ends its pod; 0 or unset: never."""
 
 # --- calls: `_meta` of tools/call and of its result ------------------------------------------------
 META_CALL_ID: Final = "podpipe/call-id"
@@ -86,6 +91,9 @@ META_PARTS: Final = "podpipe/parts"
 """Which arguments of the call came in parts: name to id and count."""
 META_LEASE: Final = "podpipe/lease"
 """On a ping: the daemon closes the connection that brings nothing for so many seconds after it."""
+META_EXPIRES_AT: Final = "podpipe/expires-at"
+"""On a ping: the sandbox's expiry as the host knows it, RFC 3339. A daemon takes it up if it is later
+than what it knows: it is told so before the kubelet has brought the annotation up to date."""
 META_FATE: Final = "podpipe/fate"
 """On a result that stands for a lost one, FATE_UNKNOWN, or for a call that never ran."""
 FATE_UNKNOWN: Final = "unknown"

@@ -53,11 +53,17 @@ class Paths:
     podinfo: Path
 
 
-def serve(paths: Paths, *, max_file_bytes: int) -> int:
-    """Run the daemon until SIGTERM or SIGINT; return its exit code, 128 and the signal's number.
+def serve(paths: Paths, *, max_file_bytes: int, idle_seconds: float = 0.0) -> int:
+    """Run the daemon until SIGTERM or SIGINT, or until the sandbox expires or is idle for too long.
 
-    Not 0: that is for an end of its own, and Kubernetes forgets why it ended a pod whose container
-    says that all went well.
+    Args:
+        paths: where everything is.
+        max_file_bytes: cap of the content tools.
+        idle_seconds: after which an unused sandbox ends; 0 for never.
+
+    Returns:
+        The exit code: 0 for an end of its own, otherwise 128 and the signal's number, for Kubernetes
+        forgets why it ended a pod whose container says that all went well.
 
     Raises:
         DaemonError: The socket cannot be had, or a folder is missing.
@@ -74,7 +80,7 @@ def serve(paths: Paths, *, max_file_bytes: int) -> int:
 
         gc.freeze()
         gc.enable()
-        return anyio.run(_serve, paths, listener, max_file_bytes)
+        return anyio.run(_serve, paths, listener, max_file_bytes, idle_seconds)
 
 
 @contextlib.contextmanager
@@ -152,7 +158,9 @@ def hello(podinfo: Path) -> dict[str, object]:
     }
 
 
-async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> int:
+async def _serve(
+    paths: Paths, listener: socket.socket, max_file_bytes: int, idle_seconds: float
+) -> int:
     import asyncio
 
     import anyio
@@ -162,6 +170,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
     from in_pod_server.ledger import Ledger
+    from in_pod_server.lifetime import Lifetime, say
     from in_pod_server.memory import Gauge, memory_limit
     from in_pod_server.parts import Parts, Room
     from in_pod_server.processes import ProcessTable
@@ -171,12 +180,12 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
     told: list[int] = []
     loop = asyncio.get_running_loop()
 
-    def end(number: int) -> None:
+    def on_signal(number: int) -> None:
         told.append(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, number)
+        loop.add_signal_handler(number, on_signal, number)
     launcher = Launcher(
         home=paths.home, run_dir=paths.run_dir, user=contract.USER, tmp_dir=Path(contract.TMP_DIR)
     )
@@ -199,6 +208,7 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                             streams,
                             max_message_bytes=contract.MAX_MESSAGE_BYTES,
                             parts=Parts(room),
+                            on_expiry=lifetime.told,
                         )
                         open_now.add(connection)
                         try:
@@ -210,6 +220,12 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                     logger.exception("a connection failed")
 
             open_now: set[Connection] = set()
+            server.lifetime = lifetime = Lifetime(
+                paths.podinfo / contract.PODINFO_ANNOTATIONS,
+                idle_seconds=idle_seconds,
+                processes=processes,
+                attended=lambda: not all(connection.leased for connection in open_now),
+            )
             room = Room(memory_limit())
             async with (
                 anyio.create_task_group() as calls,
@@ -218,6 +234,15 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                 boot_id = str(experimental[contract.HELLO][contract.HELLO_BOOT_ID])
                 ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
                 server.ledger = ledger
+
+                def on_over(reason: str) -> None:
+                    logger.info("the sandbox ends: %s", reason)
+                    say(reason)
+                    # In this very moment: what comes from now on belongs to the next pod.
+                    ledger.end()
+                    stop.set()
+
+                calls.start_soon(lifetime.watch, on_over)
                 connections.start_soon(accept, listener, connections, handle)
                 logger.info("serving on %s", paths.socket)
                 await stop.wait()
@@ -232,4 +257,4 @@ async def _serve(paths: Paths, listener: socket.socket, max_file_bytes: int) -> 
                         await connection.answered()
                 connections.cancel_scope.cancel()
                 calls.cancel_scope.cancel()
-    return 128 + told[0]
+    return 128 + told[0] if told else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mcp.types import InputRequiredResult
 
     from in_pod_server.ledger import Ledger
+    from in_pod_server.lifetime import Lifetime
 
 TOOLSET_DEFAULT: Final = "default"
 TOOLSET_BLOBS: Final = "blobs"
@@ -53,6 +55,8 @@ class SandboxServer(MCPServer[Any]):
 
     ledger: Ledger | None = None
     """Where calls that their client named are kept; None where nobody can ask again."""
+    lifetime: Lifetime | None = None
+    """What each call prolongs, where the server can end by itself."""
 
     async def call_tool(
         self,
@@ -97,11 +101,12 @@ class SandboxServer(MCPServer[Any]):
     async def _run_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
     ) -> CallToolResult | InputRequiredResult:
-        try:
-            self._refuse_unknown(name, arguments)
-            return await self._tried(name, arguments, context)
-        except ToolError as error:
-            raise readable(error) from error.__cause__
+        with self.lifetime.call() if self.lifetime else contextlib.nullcontext():
+            try:
+                self._refuse_unknown(name, arguments)
+                return await self._tried(name, arguments, context)
+            except ToolError as error:
+                raise readable(error) from error.__cause__
 
     async def _tried(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None

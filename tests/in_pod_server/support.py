@@ -115,7 +115,7 @@ def daemon_argv(base: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def start_daemon(base: Path, *, under: Sequence[str] = ()) -> Iterator[Daemon]:
+def start_daemon(base: Path, *, under: Sequence[str] = (), **environment: str) -> Iterator[Daemon]:
     """Run a daemon, `under` a program that becomes it."""
     (base / "home").mkdir(exist_ok=True)
     (base / "podinfo").mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ def start_daemon(base: Path, *, under: Sequence[str] = ()) -> Iterator[Daemon]:
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            env=os.environ,
+            env=os.environ | environment,
         )
     try:
         yield Daemon(base, process)
