@@ -41,8 +41,16 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
         DEFAULT_STORAGE_CLASS,
         "storage class of a new home; unset falls back to the cluster's default with a warning",
     ),
+    "STORAGE_ACCESS_MODE": (
+        "ReadWriteOnce",
+        "of a new home; ReadWriteMany, where the class can, lets one user's pods run on several nodes",
+    ),
     "DEFAULT_TTL_MINUTES": ("60", "lifetime of a sandbox unless create says otherwise"),
     "MAX_TTL_MINUTES": ("1440", "longest lifetime; also the pod's activeDeadlineSeconds"),
+    "IDLE_SUSPEND_MINUTES": (
+        "0",
+        "a sandbox that nobody uses for so long ends its pod, and the next call resumes it; 0: never",
+    ),
     "DEFAULT_CPU_LIMIT": ("2", "CPU limit of a sandbox"),
     "DEFAULT_MEMORY_LIMIT": ("4Gi", "memory limit of a sandbox"),
     "MAX_CPU_LIMIT": ("8", "largest CPU limit that create may be asked for"),
@@ -90,6 +98,7 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
 }
 """Name of each setting: its default as a person reads it, and its meaning."""
 
+ACCESS_MODES = ("ReadWriteOnce", "ReadWriteMany")
 TOOLSETS = ("default", "blobs")
 MAX_ENV_FILE_BYTES = 64 * 1024
 MAX_TTL_LIMIT = 365 * 24 * 60
@@ -126,8 +135,11 @@ class Settings:
     storage_size: str = "10Gi"
     storage_class: str | None = None
     """None: `standard` where the cluster has it, otherwise its default class."""
+    storage_access_mode: str = "ReadWriteOnce"
     ttl_minutes: int = 60
     max_ttl_minutes: int = 1440
+    idle_suspend_minutes: int = 0
+    """0: never."""
     cpu_limit: str = "2"
     memory_limit: str = "4Gi"
     max_cpu_limit: str = "8"
@@ -215,8 +227,18 @@ class Settings:
             runtime_class=env.get("RUNTIME_CLASS"),
             storage_size=text("DEFAULT_STORAGE_SIZE", defaults.storage_size),
             storage_class=env.get("DEFAULT_STORAGE_CLASS"),
+            storage_access_mode=_choice(
+                env.get("STORAGE_ACCESS_MODE", ""), "STORAGE_ACCESS_MODE", ACCESS_MODES
+            ),
             ttl_minutes=minutes("DEFAULT_TTL_MINUTES", defaults.ttl_minutes),
             max_ttl_minutes=minutes("MAX_TTL_MINUTES", defaults.max_ttl_minutes),
+            idle_suspend_minutes=_integer(
+                env.get("IDLE_SUSPEND_MINUTES", ""),
+                "IDLE_SUSPEND_MINUTES",
+                defaults.idle_suspend_minutes,
+                0,
+                MAX_TTL_LIMIT,
+            ),
             cpu_limit=text("DEFAULT_CPU_LIMIT", defaults.cpu_limit),
             memory_limit=text("DEFAULT_MEMORY_LIMIT", defaults.memory_limit),
             max_cpu_limit=text("MAX_CPU_LIMIT", defaults.max_cpu_limit),

@@ -303,7 +303,7 @@ class Launcher:
                     f"{sandbox.id}`), or let calls do so with PODPIPE_RESUME=auto"
                 )
             pod = current_pod(sandbox, pods)
-            if pod and sandbox.state != "Suspended" and (pod.deleting or pod.phase == "Failed"):
+            if pod and sandbox.state != "Suspended" and (pod.deleting or pod.ended):
                 self._ends[sandbox.id] = (pod.uid, pod.why_ended)
             # A volume that one node writes: the new pod must not start beside an old one, and one
             # that nobody asked to end (its host died, say) has to be asked.

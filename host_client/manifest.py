@@ -6,6 +6,7 @@ strings come out double-quoted and escaped, whatever they hold. Templates need n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,16 +113,20 @@ def home(settings: Settings, storage_class: str) -> Object:
         user_id=settings.user,
         storage_class=storage_class,
         storage_size=settings.storage_size,
+        access_mode=settings.storage_access_mode,
     )
 
 
-def pod(sandbox: Sandbox, settings: Settings, runtime_class: str) -> Object:
+def pod(
+    sandbox: Sandbox, settings: Settings, runtime_class: str, access_modes: Sequence[str]
+) -> Object:
     """The pod of the sandbox's present incarnation.
 
     Args:
         sandbox: a record that the API has given a uid.
         settings: namespace and pull secrets.
         runtime_class: empty for the cluster's default.
+        access_modes: of the home's claim; one that a single node writes keeps its pods together.
     """
     return _render(
         "pod.yaml.j2",
@@ -129,6 +134,7 @@ def pod(sandbox: Sandbox, settings: Settings, runtime_class: str) -> Object:
         namespace=settings.namespace,
         home_claim=home_claim(sandbox.user_key),
         runtime_class=runtime_class,
+        one_node="ReadWriteMany" not in access_modes,
         pull_secrets=settings.pull_secrets,
     )
 
@@ -148,5 +154,5 @@ def everything(sandbox: Sandbox, settings: Settings) -> list[Object]:
         namespace(settings),
         home(settings, storage_class),
         record(sandbox, settings),
-        pod(sandbox, settings, runtime_class),
+        pod(sandbox, settings, runtime_class, [settings.storage_access_mode]),
     ]

@@ -142,6 +142,11 @@ def _next_step(reason: str, message: str, sandbox: Sandbox) -> str:
             "The home has no volume: check the storage class (setting DEFAULT_STORAGE_CLASS; "
             "`kubectl get storageclass` lists them)"
         )
+    if "pod affinity" in message:
+        return (
+            "Its home is on the node where other sandboxes of yours run, and there is no room left: "
+            "suspend or destroy one of them, or ask for less"
+        )
     if reason == "Unschedulable":
         return (
             f"It asks for cpu {sandbox.spec.cpu_request} and memory {sandbox.spec.memory_request}; "

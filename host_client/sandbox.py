@@ -80,6 +80,8 @@ class SandboxSpec:
     ephemeral_storage_limit: str
     max_ttl_minutes: int
     max_file_bytes: int
+    idle_suspend_minutes: int = 0
+    """0: never; also in the records of a podpipe that knew no idle sandboxes."""
 
     @classmethod
     def from_settings(cls, settings: Settings, cpu_limit: str = "", memory_limit: str = "") -> Self:
@@ -107,6 +109,7 @@ class SandboxSpec:
             ephemeral_storage_limit=settings.ephemeral_storage_limit,
             max_ttl_minutes=settings.max_ttl_minutes,
             max_file_bytes=settings.max_file_bytes,
+            idle_suspend_minutes=settings.idle_suspend_minutes,
         )
 
     def to_json(self) -> str:
@@ -121,9 +124,12 @@ class SandboxSpec:
             ValueError, TypeError, KeyError: a fact is missing or is none.
         """
         found = json.loads(text)
-        spec = cls(**{spec_field.name: found[spec_field.name] for spec_field in fields(cls)})
+        known = {"idle_suspend_minutes": 0} | found
+        spec = cls(**{spec_field.name: known[spec_field.name] for spec_field in fields(cls)})
         if not 1 <= spec.max_ttl_minutes <= MAX_TTL_LIMIT or spec.max_file_bytes < 1:
             raise ValueError("a number in the spec is out of range")
+        if not 0 <= spec.idle_suspend_minutes <= MAX_TTL_LIMIT:
+            raise ValueError("idle_suspend_minutes is out of range")
         for name in ("cpu_limit", "memory_limit", "cpu_request", "memory_request"):
             if not isinstance(getattr(spec, name), str):
                 raise TypeError(name)
@@ -332,7 +338,7 @@ class PodView:
             unschedulable=scheduled.get("message", "no node fits")
             if scheduled.get("reason") == "Unschedulable"
             else None,
-            ended_reason=_ended_reason(status),
+            ended_reason=_ended_reason(status) or state.get("terminated", {}).get("message", ""),
         )
 
     def failure(self, now: datetime) -> tuple[str, str] | None:

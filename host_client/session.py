@@ -26,7 +26,7 @@ from host_client.errors import (
 from host_client.kubectl import Kubectl
 from host_client.parts import stage
 from host_client.pipe import OnProgress, Pipe
-from host_client.sandbox import PodView, Sandbox
+from host_client.sandbox import PodView, Sandbox, timestamp
 from in_pod_server.contract import (
     CONTRACT_VERSION,
     DIAL_ARGV,
@@ -35,6 +35,7 @@ from in_pod_server.contract import (
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    META_EXPIRES_AT,
     META_FATE,
     META_LEASE,
     META_PARTS,
@@ -55,6 +56,7 @@ LEASE_SECONDS = 60.0
 FRESH_SECONDS = 2 * HEARTBEAT_SECONDS
 """A pod that answered within this is most likely there when its pipe breaks."""
 REDIAL_SECONDS = 2.0
+TELL_SECONDS = 3.0
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
 
@@ -326,11 +328,12 @@ class SandboxSession:
     async def answers(self, seconds: float) -> bool:
         """Whether the daemon answers within so many seconds; a pipe on which it does not is over.
 
-        Its daemon learns by it that this host is there, and closes a pipe whose host is not.
+        Its daemon learns by it that this host is there, and closes a pipe whose host is not; and
+        until when the sandbox lives.
         """
-        lease = {"_meta": {META_LEASE: LEASE_SECONDS}}
+        known = {META_LEASE: LEASE_SECONDS, META_EXPIRES_AT: timestamp(self.sandbox.expires_at)}
         try:
-            await self._ask("ping", lease, seconds)
+            await self._ask("ping", {"_meta": known}, seconds)
         except SessionLost as lost:
             log.info("%s", lost)
             return False
@@ -386,6 +389,23 @@ class Pipes:
         """
         async with self._locks.setdefault(sandbox.id, anyio.Lock()):
             await self._connect(sandbox, pod)
+
+    async def tell_expiry(self, sandbox: Sandbox, pod: PodView) -> bool:
+        """Tell a pod's daemon the expiry of its sandbox, by the pipe into it or by a new one.
+
+        Returns:
+            Whether it knows; otherwise the kubelet tells it within a minute or two.
+        """
+        with anyio.move_on_after(TELL_SECONDS):
+            try:
+                await self.connect(sandbox, pod)
+            except PodpipeError as error:
+                log.info("%s", error)
+                return False
+            session = self._sessions[sandbox.id]
+            session.sandbox = sandbox
+            return await session.answers(TELL_SECONDS)
+        return False
 
     async def redial(self, sandbox_id: str) -> SandboxSession | None:
         """Another pipe into the pod whose pipe has just broken, without looking the pod up.

@@ -330,6 +330,13 @@ class Sessions:
         )
         return replace(status, detail=f"not answering: {why}. {hint}")
 
+    async def extend(self, ref: str, ttl_minutes: int) -> Status:
+        """Let a sandbox live longer, and let its daemon know at once. As `Launcher.extend`."""
+        status = await self._launcher.extend(ref, ttl_minutes)
+        if status.phase == "running" and status.pod:
+            await self._pipes.tell_expiry(status.sandbox, status.pod)
+        return status
+
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
         sandbox_id = self._ids.get(ref, ref)

@@ -76,6 +76,8 @@ def status_of(sandbox: Sandbox, pods: Sequence[PodView], now: datetime) -> Statu
             detail = ": ".join(filter(None, failure))
         else:
             detail = f"its pod ended: {pod.why_ended or 'no reason is told'}. {ANEW}"
+    elif shown == "suspended" and pod:
+        detail = f"its pod ended by itself: {pod.why_ended}"
     elif shown == "running" and pod and pod.last_exit:
         detail = f"its container was restarted: {pod.last_exit}"
     return Status(sandbox, shown, pod, detail)

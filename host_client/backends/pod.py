@@ -262,9 +262,10 @@ class PodBackend:
         """
         runtime_class, storage_class = await self.cluster_classes()
         claim = [] if home else [manifest.home(self._settings, storage_class)]
+        access_modes = (home or claim[0])["spec"]["accessModes"]
         deadline = anyio.current_time() + SERVICE_ACCOUNT_WAIT_SECONDS
         while True:
-            pod = manifest.pod(sandbox, self._settings, runtime_class)
+            pod = manifest.pod(sandbox, self._settings, runtime_class, access_modes)
             try:
                 applied = await self._kubectl.apply([*claim, pod])
                 break

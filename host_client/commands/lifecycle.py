@@ -120,7 +120,7 @@ async def resume(settings: Settings, arguments: argparse.Namespace) -> int:
 async def extend(settings: Settings, arguments: argparse.Namespace) -> int:
     """Let a sandbox live longer."""
     async with opened(settings, arguments) as host:
-        facts = (await host.launcher.extend(arguments.sandbox, arguments.minutes)).to_json()
+        facts = (await host.sessions.extend(arguments.sandbox, arguments.minutes)).to_json()
     show(arguments, f"{arguments.sandbox}  expires {facts['expires_at']}", facts)
     return EXIT_DONE
 

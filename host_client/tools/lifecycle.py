@@ -109,7 +109,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
         ],
     ) -> CallToolResult:
         async with refusals():
-            facts = (await host.launcher.extend(sandbox_id, ttl_minutes)).to_json()
+            facts = (await host.sessions.extend(sandbox_id, ttl_minutes)).to_json()
         return answer(_sandbox_text(facts), facts)
 
     async def destroy_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:

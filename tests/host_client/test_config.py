@@ -21,6 +21,8 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
         ("DEFAULT_STORAGE_SIZE", settings.storage_size),
         ("DEFAULT_TTL_MINUTES", str(settings.ttl_minutes)),
         ("MAX_TTL_MINUTES", str(settings.max_ttl_minutes)),
+        ("IDLE_SUSPEND_MINUTES", str(settings.idle_suspend_minutes)),
+        ("STORAGE_ACCESS_MODE", settings.storage_access_mode),
         ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
         ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
         ("MAX_CPU_LIMIT", settings.max_cpu_limit),

@@ -1,0 +1,163 @@
+"""Expiry and idleness as a host sees them: the daemon ends itself, and what its callers are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from host_client import manifest
+from host_client.clock import utc_now
+from host_client.errors import SandboxExpired
+from host_client.host import Host
+from host_client.sandbox import timestamp
+from host_client.sessions import NEWS
+from in_pod_server import contract as c
+from tests.host_client.conftest import StubCluster
+from tests.host_client.test_session import BOUND, run
+
+IDLE_SECONDS = 2
+
+
+@pytest.fixture
+async def host(stub: StubCluster) -> AsyncIterator[Host]:
+    async with Host(stub.settings()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def idles_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting counts in minutes, and no test has those."""
+    whole = manifest.pod
+
+    def pod(*arguments: Any) -> manifest.Object:
+        made = whole(*arguments)
+        for each in made["spec"]["containers"][0]["env"]:
+            if each["name"] == c.ENV_IDLE_SECONDS and each["value"] != "0":
+                each["value"] = str(IDLE_SECONDS)
+        return made
+
+    monkeypatch.setattr(manifest, "pod", pod)
+
+
+async def create(host: Host, stub: StubCluster, seconds: float) -> None:
+    """A sandbox that has so many seconds to live."""
+    made = await host.launcher.create(name="work")
+    short = timestamp(utc_now() + timedelta(seconds=seconds))
+    objects = stub.objects
+    objects[f"ConfigMap/{made.sandbox.object_name}"]["metadata"]["annotations"][
+        c.ANNOTATION_EXPIRES_AT
+    ] = short
+    stub.replace(objects)
+    await host.launcher.suspend("work")
+    await host.sessions.forget("work")
+
+
+async def until(host: Host, phase: str) -> str:
+    """Wait until the sandbox is so; its detail."""
+    while True:
+        status = await host.launcher.status("work")
+        if status.phase == phase:
+            return status.detail
+        await anyio.sleep(0.2)
+
+
+async def test_a_sandbox_ends_at_its_expiry_and_no_call_revives_it(
+    host: Host, stub: StubCluster
+) -> None:
+    with anyio.fail_after(BOUND):
+        await create(host, stub, 8)
+        await run(host, "work", "echo kept > f")
+        stopped = await host.sessions.call("work", "run_command", {"command": "sleep 40"})
+        assert stopped["structuredContent"]["state"] == "killed"
+        assert "its time was over" in str(stopped["content"])
+        for call in (
+            run(host, "work", "true"),
+            host.open("work"),
+            host.launcher.suspend("work"),
+            host.sessions.extend("work", 10),
+        ):
+            with pytest.raises(SandboxExpired, match=r"its home is kept. Create a new sandbox"):
+                await call
+        (pod,) = [o for key, o in stub.objects.items() if key.startswith("Pod/")]
+        assert pod["status"]["phase"] == "Succeeded"
+        assert (await host.launcher.status("work")).phase == "expired"
+        await host.launcher.destroy("work")
+        await host.launcher.create(name="again")
+        assert (await run(host, "again", "cat f"))["stdout"] == "kept\n"
+
+
+async def test_an_extension_in_time_reaches_the_daemon_by_the_pipe(
+    host: Host, stub: StubCluster
+) -> None:
+    """The kubelet may take a minute, and the sandbox has seconds."""
+    with anyio.fail_after(BOUND):
+        await create(host, stub, 8)
+        await run(host, "work", "true")
+        (name,) = stub.names("Pod")
+        annotations = stub.folder / "pods" / name / "podinfo" / "annotations"
+        before = annotations.read_text(encoding="utf-8")
+        status = await host.sessions.extend("work", 30)
+        annotations.write_text(before, encoding="utf-8")  # no kubelet has come by yet
+        assert (await run(host, "work", "sleep 10; echo on"))["stdout"] == "on\n"
+        for told in (status, await host.launcher.status("work"), *await host.launcher.list_all()):
+            assert told.sandbox.expires_at == status.sandbox.expires_at
+            assert told.phase == "running"
+
+
+async def test_an_extension_without_a_pipe_reaches_the_daemon_too(
+    host: Host, stub: StubCluster
+) -> None:
+    with anyio.fail_after(BOUND):
+        await create(host, stub, 8)
+        await run(host, "work", "true")
+        async with Host(stub.settings()) as other:
+            await other.sessions.extend("work", 30)
+        assert (await run(host, "work", "sleep 10; echo on"))["stdout"] == "on\n"
+
+
+@pytest.mark.usefixtures("idles_in_seconds")
+async def test_an_idle_sandbox_is_suspended_by_itself_and_resumed_by_the_next_call(
+    stub: StubCluster,
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings(IDLE_SUSPEND_MINUTES="30")) as host:
+            made = await host.launcher.create(name="work")
+            await run(host, "work", "echo kept > f")
+            detail = await until(host, "suspended")
+            assert "it was idle for" in detail
+            answer = await host.sessions.call("work", "run_command", {"command": "cat f"})
+            facts = answer["structuredContent"]
+            assert facts["stdout"] == "kept\n"
+            assert "it was idle for" in facts[NEWS]
+            status = await host.launcher.status("work")
+            assert (status.phase, status.sandbox.id) == ("running", made.sandbox.id)
+            assert status.sandbox.spec.idle_suspend_minutes == 30
+            assert status.sandbox.incarnation == 2
+            assert status.sandbox.expires_at == made.sandbox.expires_at
+
+
+@pytest.mark.usefixtures("idles_in_seconds")
+async def test_calls_about_when_a_sandbox_goes_idle_each_run_once(stub: StubCluster) -> None:
+    """A call that meets the end is not started there, and goes to the new pod."""
+    with anyio.fail_after(3 * BOUND):
+        async with Host(stub.settings(IDLE_SUSPEND_MINUTES="30")) as host:
+            await host.launcher.create(name="work")
+            for number, pause in enumerate((1.6, 1.8, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0)):
+                await run(host, "work", f"echo {number} >> ran")
+                await anyio.sleep(pause)
+            ran = (await run(host, "work", "cat ran"))["stdout"].split()
+            assert ran == [str(number) for number in range(8)]
+            assert (await host.launcher.status("work")).sandbox.incarnation > 1
+
+
+@pytest.mark.usefixtures("idles_in_seconds")
+async def test_no_sandbox_goes_idle_unless_the_setting_says_so(host: Host) -> None:
+    with anyio.fail_after(BOUND):
+        await host.launcher.create(name="work")
+        await run(host, "work", "true")
+        await anyio.sleep(IDLE_SECONDS + 2)
+        assert (await host.launcher.status("work")).phase == "running"
