@@ -20,7 +20,16 @@ from host_client.errors import (
     PodpipeError,
     PrerequisiteError,
 )
-from tests.bench import report, row_create, row_files, row_run, row_session, row_transfer
+from tests.bench import (
+    report,
+    row_create,
+    row_end,
+    row_files,
+    row_run,
+    row_scale,
+    row_session,
+    row_transfer,
+)
 from tests.bench.harness import Result, Row, measure
 from tests.bench.lab import Lab
 from tests.soak import __main__ as soak
@@ -29,6 +38,8 @@ ROWS: tuple[Row[Lab], ...] = (
     *row_run.ROWS,
     *row_session.ROWS,
     *row_create.ROWS,
+    *row_end.ROWS,
+    *row_scale.ROWS,
     *row_files.ROWS,
     *row_transfer.ROWS,
 )
@@ -60,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         for row in ROWS:
             target = f"at most {row.target:.3f}" if row.target else "no target"
+            if row.limit:
+                target = f"at most {row.limit:g} s"
             print(f"{row.name:16} {target:16} {row.ours} / {row.baseline}")
         return EXIT_DONE
     rows = [row for row in ROWS if not arguments.rows or row.name in arguments.rows]

@@ -80,6 +80,7 @@ class Row(Generic[Place]):
         warmups: turns that are run and not counted.
         burst: samples in a row that each side takes in its turn.
         added: the most seconds that our median may be above the baseline's; None for no such bound.
+        limit: the most seconds that our median may be, whatever the baseline's is; None for no bound.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Row(Generic[Place]):
     warmups: int = 1
     burst: int = 1
     added: float | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,12 @@ class Result(Generic[Place]):
         """`ok`, `MISS`, `FAILED`, or `-` where there is no target."""
         if self.ratio is None:
             return "FAILED"
-        bounds = [(self.ratio, self.row.target), (self.difference, self.row.added)]
+        median = Summary.of(sample.seconds for sample in self.ours).median
+        bounds = [
+            (self.ratio, self.row.target),
+            (self.difference, self.row.added),
+            (median, self.row.limit),
+        ]
         asked = [(is_, most) for is_, most in bounds if is_ is not None and most is not None]
         if not asked:
             return "-"
@@ -160,6 +167,7 @@ class Result(Generic[Place]):
             "target": self.row.target,
             "ratio": round(self.ratio, 5) if self.ratio is not None else None,
             "most_added_ms": milliseconds(self.row.added) if self.row.added is not None else None,
+            "limit_ms": milliseconds(self.row.limit) if self.row.limit is not None else None,
             "added_ms": milliseconds(self.difference) if self.difference is not None else None,
             "verdict": self.verdict,
             "failure": self.failure,

@@ -5,9 +5,14 @@ from __future__ import annotations
 import secrets
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -34,6 +39,8 @@ LABEL = "podpipe-bench"
 PLAIN_CALL: tuple[str, dict[str, Any]] = ("list_blobs", {})
 """A first call that costs next to nothing, and that both kinds of server have."""
 
+Shared = TypeVar("Shared")
+
 
 class Lab:
     """One run's share of a cluster, cleaned up when left.
@@ -58,6 +65,8 @@ class Lab:
         )
         self.tell = tell
         self._shared = ""
+        self._stack = AsyncExitStack()
+        self._entered: dict[object, Any] = {}
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[Lab]:
@@ -73,9 +82,16 @@ class Lab:
             "kubectl": asked["clientVersion"]["gitVersion"],
             "kubernetes": asked["serverVersion"]["gitVersion"],
         }
-        async with cleaned(Host(self.settings), self.tell) as host:
+        async with cleaned(Host(self.settings), self.tell) as host, self._stack:
             self.host = host
             yield self
+
+    async def once(self, make: Callable[[Lab], AbstractAsyncContextManager[Shared]]) -> Shared:
+        """What rows share that takes long to make: entered for the first, left with the lab."""
+        if make not in self._entered:
+            self._entered[make] = await self._stack.enter_async_context(make(self))
+        shared: Shared = self._entered[make]
+        return shared
 
     async def sandbox(self) -> SandboxSession:
         """The sandbox that rows share, answering; made by the first row that asks."""

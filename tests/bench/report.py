@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tests.bench.harness import Result, Sample, Summary, breakdown
+from tests.bench.harness import Result, Row, Sample, Summary, breakdown
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARTBEAT_SECONDS = 15.0
@@ -99,7 +99,7 @@ def _cells(result: Result[Any]) -> list[Text]:
         _ms(mine.median if mine else None),
         _ms(other.median if other else None),
         _number(result.ratio),
-        _number(result.row.target) if result.row.added is None else f"+{_ms(result.row.added)} ms",
+        _target(result.row),
         result.verdict,
         *(_ms(value) for value in ((mine.least, mine.p95) if mine else (None, None))),
         *(_ms(value) for value in ((other.least, other.p95) if other else (None, None))),
@@ -114,6 +114,13 @@ def _show_breakdown(console: Console, side: str, samples: Sequence[Sample]) -> N
         console.print(
             Text(f"  {side:8} {span.begin * 1e3:7.0f} {took * 1e3:+7.0f} ms  {span.name}")
         )
+
+
+def _target(row: Row[Any]) -> str:
+    """What a row has to keep below, in a cell."""
+    if row.limit is not None:
+        return f"{_ms(row.limit)} ms"
+    return _number(row.target) if row.added is None else f"+{_ms(row.added)} ms"
 
 
 def _ms(seconds: float | None) -> str:

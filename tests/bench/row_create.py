@@ -188,7 +188,7 @@ def _picked(source: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any
     return {field: source[field] for field in fields if field in source}
 
 
-async def _like_ours(lab: Lab, host: Host) -> tuple[Mapping[str, Any], ...]:
+async def like_ours(lab: Lab, host: Host) -> tuple[Mapping[str, Any], ...]:
     """The bare objects that compare with this host's sandboxes; makes one to look at."""
     status = await host.launcher.create()
     claim = home_claim(host.settings.user_key)
@@ -216,7 +216,7 @@ async def _sides(lab: Lab) -> AsyncIterator[Sides]:
     try:
         async with cleaned(host, lab.tell):
             lab.tell("making a sandbox to take the bare pod's limits from")
-            objects = await _like_ours(lab, host)
+            objects = await like_ours(lab, host)
             yield Sides(partial(_ours, lab, host), partial(_bare, lab, objects))
     finally:
         with anyio.fail_after(CLEANUP_SECONDS, shield=True):

@@ -37,13 +37,18 @@ async def _nothing() -> None:
     """Takes no time worth the name."""
 
 
-def _row(target: float | None = 0.5) -> Row[None]:
-    return Row(name="r", ours="us", baseline="them", sides=_no_sides, runs=3, target=target)
+def _row(target: float | None = 0.5, limit: float | None = None) -> Row[None]:
+    return Row(
+        name="r", ours="us", baseline="them", sides=_no_sides, runs=3, target=target, limit=limit
+    )
 
 
 def _result(ours: Sequence[float], baseline: Sequence[float], **more: Any) -> Result[None]:
     return Result(
-        _row(more.pop("target", 0.5)), [*map(Sample, ours)], [*map(Sample, baseline)], **more
+        _row(more.pop("target", 0.5), more.pop("limit", None)),
+        [*map(Sample, ours)],
+        [*map(Sample, baseline)],
+        **more,
     )
 
 
