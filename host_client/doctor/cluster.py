@@ -278,7 +278,7 @@ def probe(settings: Settings, runtime: str = "") -> Object:
         runtime: its runtime class; empty for the cluster's default.
     """
     draft = replace(draft_sandbox(settings, utc_now()), uid=str(uuid.uuid4()))
-    return copy.deepcopy(manifest.pod(draft, settings, runtime))
+    return copy.deepcopy(manifest.pod(draft, settings, runtime, [settings.storage_access_mode]))
 
 
 async def _refusal(kubectl: Kubectl, pod: Object) -> str:
