@@ -68,6 +68,11 @@ class Line:
         self._kill = threading.Event()
         self.stderr = b""
 
+    @property
+    def heard(self) -> bool:
+        """Whether the pod's end has ever answered."""
+        return self._channel is not None and self._channel.heard
+
     def kill(self) -> None:
         """End kubectl, now or as soon as it would be started."""
         with self._lock:

@@ -36,6 +36,9 @@ TRIES = 5
 """Channels that one transfer may lose before it is given up."""
 RETRY_SECONDS = 0.5
 """Before the second try; twice as long before each further one."""
+SPDY = {"KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
+"""The carrier that kubectl is asked for. The API server passes SPDY on to the node as it comes, while
+it unpacks WebSockets and packs them again, at four times the work. Whoever has set it has the last word."""
 KEEP_SECONDS = 600.0
 """How long the outcome of a transfer that a tool began waits for the call that asks for it."""
 
@@ -153,6 +156,7 @@ class Transfers:
         self._sessions = sessions
         self._tasks = tasks
         self._running: dict[tuple[str, ...], _Running] = {}
+        self._carrier = SPDY
 
     async def put(
         self, ref: str, local: Sequence[str], remote: str = "", meter: Meter | None = None
@@ -232,7 +236,8 @@ class Transfers:
         for number in range(1, TRIES + 1):
             session = await self._sessions.open(ref)
             line = Line(
-                self._kubectl.exec_argv(session.pod.name, POD_ARGV), self._kubectl.environment
+                self._kubectl.exec_argv(session.pod.name, POD_ARGV),
+                {**self._carrier, **self._kubectl.environment},
             )
             try:
                 found = await self._attempt(line, way, meter)
@@ -246,6 +251,10 @@ class Transfers:
                         "its place; the same command goes on from there" + kept_text(meter)
                     ) from lost
                 audit.count(reconnects=1)
+                if self._carrier and not line.heard:
+                    # Not every proxy on the way knows SPDY.
+                    self._carrier = {}
+                    continue
                 meter.verb = "reconnecting"
                 await anyio.sleep(RETRY_SECONDS * 2 ** (number - 1))
                 continue

@@ -81,6 +81,8 @@ class Channel:
         self._on_silence = on_silence
         self._closed = threading.Event()
         self._stopped = ""
+        self.heard = False
+        """Whether the other end has said anything."""
 
     def start(self) -> None:
         """Tick, and watch the other end's ticks, until closed."""
@@ -184,6 +186,7 @@ class Channel:
         while True:
             self._waits_since = time.monotonic()
             head = self._read(_HEAD.size)
+            self.heard = True
             kind, size = _HEAD.unpack(head)
             if size > MAX_PAYLOAD:
                 raise Broken(f"a frame of {size} bytes was announced")

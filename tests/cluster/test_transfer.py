@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from host_client.ends import places
 from host_client.host import Host
@@ -72,6 +73,21 @@ async def test_a_tree_arrives_both_ways_as_it_was(
     assert (up.refused, down.refused, up.tries, down.tries) == ((), (), 1, 1)
     local = await anyio.run_process(["sha256sum", "large", "larger", "deep/-leading"], cwd=source)
     assert sums["stdout"] == f"{local.stdout.decode()}{len(wanted) + 1 + wanted_newlines(wanted)}\n"
+
+
+async def test_either_carrier_brings_everything(
+    cluster: Cluster, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(os.urandom(20_000_000))
+    for webs, name in (("true", "websockets"), ("false", "spdy")):
+        monkeypatch.setenv("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", webs)
+        with anyio.fail_after(BOUND):
+            async with Host(cluster.settings()) as host:
+                await host.launcher.create(name=name)
+                up = await host.transfers.put(name, [str(tmp_path / "f")], "in/")
+                down = await host.transfers.get(name, "in/f", str(tmp_path / name))
+        assert (up.tries, down.tries) == (1, 1)
+        assert (tmp_path / name).read_bytes() == (tmp_path / "f").read_bytes()
 
 
 def wanted_newlines(names: dict[str, Any]) -> int:

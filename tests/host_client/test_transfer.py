@@ -174,6 +174,35 @@ async def test_a_channel_that_is_cut_is_gone_on_with(stub: StubCluster, source: 
     assert not parts(stub.folder)
 
 
+async def test_where_spdy_does_not_get_through_websockets_carry_a_transfer(
+    stub: StubCluster, source: Path
+) -> None:
+    stub.faults(spdy={"stderr": "error: unable to upgrade connection"})
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            up = await host.transfers.put("work", [str(source)])
+            down = await host.transfers.get("work", "src", f"{source.parent}/back/")
+    assert (up.tries, down.tries) == (2, 1), "what was learned is kept"
+    assert tree(source.parent / "back" / "src") == tree(source)
+
+
+@pytest.mark.parametrize("websockets", ["true", "false"])
+async def test_a_carrier_that_the_user_has_chosen_is_kept(
+    stub: StubCluster, source: Path, monkeypatch: pytest.MonkeyPatch, websockets: str
+) -> None:
+    monkeypatch.setattr("host_client.transfer.RETRY_SECONDS", 0.01)
+    async with Host(stub.settings(KUBECTL_REMOTE_COMMAND_WEBSOCKETS=websockets)) as host:
+        await host.launcher.create(name="work")
+        await host.sessions.open("work")
+        stub.faults(spdy={"stderr": "error: unable to upgrade connection"})
+        if websockets == "true":
+            assert (await host.transfers.put("work", [str(source)])).tries == 1
+        else:
+            with pytest.raises(TransferFailed, match="unable to upgrade connection"):
+                await host.transfers.put("work", [str(source)])
+
+
 async def test_a_channel_that_always_breaks_is_an_error_that_says_what_is_left(
     stub: StubCluster, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
