@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
-from signal import SIGKILL
+from collections.abc import Iterable, Sequence
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -55,14 +55,33 @@ async def watch(table: ProcessTable, gauge: Gauge) -> None:
             pause = (allowed - used) / BYTES_PER_SECOND
             await anyio.sleep(min(max(pause, SHORTEST_SECONDS), LONGEST_SECONDS))
             continue
-        victim = running[0] if len(running) == 1 else await _largest(table, running)
+        victim = await _chosen(table, running)
         logger.warning("%s is ended: %d of %d bytes are used", victim.id, used, gauge.limit)
         victim.ended_for_memory = True
-        if not victim.reaped.is_set():
-            # At once: to find all that belongs to it takes a while, in which they go on taking.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(victim.leader.pid, SIGKILL)
         await table.stop(victim, SIGKILL, 0)
+
+
+async def _chosen(table: ProcessTable, running: Sequence[Process]) -> Process:
+    """Return the command that uses most, killed as far as it is one process group.
+
+    All stand still meanwhile: to find out takes a while, in which they would take the rest.
+    """
+    victim: Process | None = None
+    try:
+        for each in running:
+            _tell_group(each, SIGSTOP)
+        victim = running[0] if len(running) == 1 else await _largest(table, running)
+    finally:
+        for each in running:
+            _tell_group(each, SIGKILL if each is victim else SIGCONT)
+    return victim
+
+
+def _tell_group(process: Process, number: int) -> None:
+    """Signal the process group that a command was started as, unless its number may be another's."""
+    if not process.reaped.is_set():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.leader.pid, number)
 
 
 async def _largest(table: ProcessTable, running: Iterable[Process]) -> Process:
