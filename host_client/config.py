@@ -327,8 +327,8 @@ def _read_env_file(process: Mapping[str, str], cwd: Path) -> tuple[Path | None, 
         name, equals, value = entry.partition("=")
         name = name.strip()
         if not equals:
-            raise UsageError(
-                f"{path}, line {number}: {entry[:40]!r} is no NAME=value; begin a comment with #"
+            raise UsageError(  # without the line: it may be a part of somebody's private key
+                f"{path}, line {number} is no NAME=value; begin a comment with #"
             )
         if name not in SETTINGS_HELP:
             continue  # a project's own .env holds other people's settings too

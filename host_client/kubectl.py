@@ -163,8 +163,9 @@ def _context_and_server(files: Sequence[Path], wanted: str) -> tuple[str, str]:
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-            reason = str(error).split("\n", 1)[0]
-            raise PrerequisiteError(f"kubeconfig {path} cannot be read: {reason}") from error
+            raise PrerequisiteError(
+                f"kubeconfig {path} cannot be read: {_unreadable(error)}"
+            ) from error
         if not isinstance(content, dict):
             continue
         current = current or str(content.get("current-context") or "")
@@ -190,6 +191,14 @@ def _context_and_server(files: Sequence[Path], wanted: str) -> tuple[str, str]:
             "which has no server"
         )
     return name, clusters[contexts[name]]
+
+
+def _unreadable(error: Exception) -> str:
+    """Why a kubeconfig cannot be read; what stands in it is not repeated, for it holds tokens."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    mark = getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1} is not valid YAML" if mark else "it is not valid YAML"
 
 
 def _entries(content: Mapping[str, Any], plural: str, singular: str) -> list[tuple[str, Object]]:

@@ -36,6 +36,11 @@ class FileHandler(logging.Handler):
         self._file.append(self.format(record).encode("utf-8", "backslashreplace"))
 
 
+def _is_ours_or_matters(record: logging.LogRecord) -> bool:
+    """Whether a record is podpipe's, or a library's warning: below that they repeat messages whole."""
+    return record.name.startswith("host_client") or record.levelno >= logging.WARNING
+
+
 def configure(settings: Settings) -> None:
     """Send what this process logs to stderr and to the log file, each at its level.
 
@@ -46,6 +51,7 @@ def configure(settings: Settings) -> None:
     formatter.converter = time.gmtime
     stderr = logging.StreamHandler(sys.stderr)
     stderr.setLevel(settings.log_level)
+    stderr.addFilter(_is_ours_or_matters)
     handlers: list[logging.Handler] = [stderr]
     if settings.log_file:
         file = FileHandler(settings.log_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,7 +29,9 @@ async def refusals() -> AsyncIterator[None]:
         error = root_cause(caught)
         if isinstance(error, PodpipeError):
             raise ToolError(str(error)) from error
-        log.exception("unexpected")
+        # Where, but not what it says: that may repeat what the call carried.
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("unexpected %s\n%s", type(error).__name__, where)  # noqa: TRY400
         raise ToolError(
             f"internal error of podpipe ({type(error).__name__}: {error}); its log on stderr has more"
         ) from error

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from host_client.config import Settings
+from tests import canaries
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("KUBECONFIG", "PODPIPE_CONTEXT", "PODPIPE_KUBECTL")
@@ -105,8 +106,15 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
-    found = Cluster(environment)
+def cluster(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    state = tmp_path_factory.mktemp("state")
+    files = {
+        "PODPIPE_LOG_FILE": str(state / "serve.log"),
+        "PODPIPE_AUDIT_FILE": str(state / "audit.jsonl"),
+    }
+    found = Cluster(environment | files | canaries.ENVIRONMENT)
     yield found
     found.kubectl("delete", "namespace", found.namespace, "--ignore-not-found", "--timeout=90s")
 

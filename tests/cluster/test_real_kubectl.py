@@ -15,6 +15,7 @@ import pytest
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, StillStarting
 from host_client.host import Host
 from host_client.kubectl import Kubectl
+from tests import canaries
 from tests.host_client.conftest import STUB_KUBECTL, StubCluster
 from tests.stubs.api_server import Answer, ApiServer, Ending, Stream, served
 
@@ -66,6 +67,37 @@ def plugin(stub: StubCluster, script: str, name: str = "login", **facts: Any) ->
     stub.environment["PATH"] = f"{folder}:{os.environ['PATH']}"
     login = {"apiVersion": TOKEN["apiVersion"], "command": name, "interactiveMode": "IfAvailable"}
     return {"exec": login | facts}
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_token_reaches_the_api_server_and_nothing_that_is_written(
+    stub: StubCluster,
+    api: ApiServer,
+    environment: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    refuses: bool,
+) -> None:
+    """From a credential plugin, whose environment in the kubeconfig holds a secret too."""
+    secret = {"name": "PASSPHRASE", "value": f"{canaries.MARK}-plugin"}
+    answer = json.dumps(TOKEN | {"status": {"token": canaries.TOKEN}})
+    script = f"echo logged in >&2\necho '{answer}'"
+    log_in(stub, api, plugin(stub, script, env=[secret]))
+    if refuses:
+        api.answers = [Answer("/api", 401, "Unauthorized")]
+    settings = stub.settings(PODPIPE_KUBECTL=environment["PODPIPE_KUBECTL"])
+    caplog.set_level("DEBUG", "host_client")
+    async with Host(settings) as host:
+        try:
+            with host.audit.call("get", None, {}):
+                await host.kubectl.json("get", "pods", "x", "-o", "json")
+            said = ""
+        except KubectlError as error:
+            said = f"{error} {error.argv} {error.stderr}"
+    assert bool(said) == refuses
+    sent = [request.headers.get("authorization", "") for request in api.requests]
+    assert f"Bearer {canaries.TOKEN}" in sent
+    assert not canaries.leaked(said + caplog.text)
+    assert canaries.leaks(stub.folder) == []
 
 
 def real(stub: StubCluster, environment: dict[str, str]) -> Kubectl:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from host_client.config import Settings
+from tests import canaries
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB_KUBECTL = Path(__file__).resolve().parent.parent / "stubs" / "kubectl"
@@ -35,6 +36,7 @@ class StubCluster:
             "STUB_DIR": str(folder),
             "PODPIPE_KUBECTL": str(folder / "kubectl"),
             "PODPIPE_USER": "alice",
+            **canaries.ENVIRONMENT,
         }
         # The interpreter at hand, without site: `env python3` may be a slow shim.
         kubectl = folder / "kubectl"
@@ -50,7 +52,7 @@ class StubCluster:
         config = {
             "clusters": [{"name": "stub", "cluster": {"server": server}}],
             "contexts": [{"name": context, "context": {"cluster": "stub", "user": "u"}}],
-            "users": [{"name": "u", "user": {}}],
+            "users": [{"name": "u", "user": {"token": canaries.TOKEN}}],
             "current-context": context,
         }
         self.kubeconfig.write_text(json.dumps(config), encoding="utf-8")
@@ -120,6 +122,7 @@ def stub(tmp_path: Path) -> Iterator[StubCluster]:
     cluster = StubCluster(tmp_path)
     yield cluster
     cluster.close()
+    assert canaries.leaks(tmp_path) == []
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
@@ -149,6 +152,7 @@ class Podpipe:
     def __call__(self, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*argv, by="", ends=None, **environment)
         out, err = process.communicate(timeout=90)
+        assert not canaries.leaked(out + err)
         return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
 
 

@@ -61,7 +61,7 @@ def test_a_named_env_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
         ("NAMESPACE=a b", "line 1"),
         ("\nSANDBOX_IMAGE='x", "line 2"),
         ("NAMESPACE", "line 1"),
-        ("# fine\nOTHER=x\nNAMESPACE team", r"\.env, line 3: 'NAMESPACE team' is no NAME=value"),
+        ("# fine\nOTHER=x\nNAMESPACE team", r"\.env, line 3 is no NAME=value"),
     ],
 )
 def test_a_broken_line_in_the_env_file_is_named(tmp_path: Path, content: str, message: str) -> None:
