@@ -68,7 +68,7 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
         return
     wrong = False
     try:
-        async for finding in cluster.examined(kubectl, settings):
+        async for finding in cluster.examined(kubectl, settings, deep=deep):
             wrong = wrong or finding.result == "failure"
             yield finding
     except NotFound:

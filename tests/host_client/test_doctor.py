@@ -82,7 +82,7 @@ def takes(*, with_class: bool) -> Check:
 
 
 def network(kubectl: Kubectl, _: Settings) -> Awaitable[Finding]:
-    return cluster.network(kubectl)
+    return cluster.network(kubectl, deep=False)
 
 
 LINES: list[tuple[Check, dict[str, Answer], str, str]] = [
@@ -123,7 +123,7 @@ LINES: list[tuple[Check, dict[str, Answer], str, str]] = [
      "ok", "on 1 of 1 nodes"),
     (cluster.image, {"pods": NONE, "nodes": node("docker.io/library/sandbox-base:old")},
      "warning", "on 0 of 1 nodes"),
-    (network, {"networkpolicies": policy({}, "Ingress", "Egress")}, "unknown", "closed is there"),
+    (network, {"networkpolicies": policy({}, "Ingress", "Egress")}, "unknown", "closes the namespace; whether"),
     (network, {"networkpolicies": policy({}, "Ingress")}, "warning", "egress is open"),
     (network, {"networkpolicies": policy({"matchLabels": {"a": "b"}}, "Ingress", "Egress")},
      "warning", "egress is open"),
@@ -140,6 +140,12 @@ async def test_a_line_says_what_was_found_and_what_is_to_be_done(
     assert (finding.result, words in finding.detail) == (result, True), finding
     if result in ("warning", "failure"):
         assert finding.fix
+
+
+async def test_that_a_policy_was_not_tried_is_not_said_where_it_will_be(stub: StubCluster) -> None:
+    kubectl = Answering(stub, {"networkpolicies": policy({}, "Ingress", "Egress")})
+    finding = await cluster.network(kubectl, deep=True)
+    assert (finding.result, finding.fix) == ("ok", "")
 
 
 async def test_a_class_that_somebody_set_has_to_exist(stub: StubCluster) -> None:
