@@ -1,6 +1,8 @@
-"""The real cluster: a namespace of its own for each run, and everything in it gone afterwards.
+"""The real cluster: namespaces of their own for each run, and everything in them gone afterwards.
 
-Asked for without a cluster these tests fail and say how to get one; they never skip.
+The administrator's part is applied first, and the product runs as a user of it does: with the
+launcher's Role and no more, and as the reaper where it reaps. Only the tests' own kubectl is the
+administrator. Asked for without a cluster these tests fail and say how to get one; they never skip.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ import os
 import secrets
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from host_client import manifest
+from host_client.clock import utc_now
 from host_client.config import Settings
+from host_client.sandbox import draft_sandbox
 from tests import canaries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,32 +37,116 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
+ALLOWED = (
+    *("--max-sandboxes", "6000", "--allow-purge"),
+    # Images that are to fail in other ways than being refused.
+    *("--image", "nonesuch.invalid/*", "--image", "Not//An:Image:", "--image", "127.0.0.1:*"),
+    *("--image", "localhost/podpipe/*"),
+)
+"""What the administrator of these tests decides, beside the image under test."""
+POLICY_SECONDS = 30.0
+"""An API server notices a policy a moment after it was written."""
+
+
 class Cluster:
     """A namespace on a real cluster, and the product run against it as a person would."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self.namespace = f"podpipe-test-{secrets.token_hex(4)}"
+        self.administrator = environment
+        self._folder = folder
         self.environment = environment | {"NAMESPACE": self.namespace, "PODPIPE_USER": "alice"}
+        self.reaper = self.environment
+
+    def administer(self, *options: str) -> str:
+        """Apply `podpipe render admin`, and return it."""
+        rendered = self.podpipe(
+            "render",
+            "admin",
+            "--image",
+            self.settings().image,
+            *ALLOWED,
+            *options,
+            MAX_CPU_LIMIT="1024",
+            MAX_MEMORY_LIMIT="16Ti",
+        )
+        assert rendered.returncode == 0, rendered.stderr
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=rendered.stdout, everywhere=True)
+        return rendered.stdout
+
+    def take_roles(self) -> None:
+        """From now on be what the administrator's manifests let a launcher and a reaper be."""
+        self.reaper = self.environment | {"KUBECONFIG": self.kubeconfig("podpipe-reaper")}
+        self.environment |= {"KUBECONFIG": self.kubeconfig("podpipe-launcher")}
+        weak = self.pod()
+        weak["spec"]["enableServiceLinks"] = True
+        deadline = time.monotonic() + POLICY_SECONDS
+        while not (refusal := self.refusal(weak)):
+            assert time.monotonic() < deadline, "the admission policy does not come into force"
+            time.sleep(0.2)
+        assert "ValidatingAdmissionPolicy" in refusal, refusal
+
+    def pod(self) -> dict[str, Any]:
+        """The pod of a sandbox as the launcher makes it."""
+        settings = self.settings()
+        sandbox = replace(draft_sandbox(settings, utc_now(), "work"), uid=str(uuid.uuid4()))
+        return manifest.pod(sandbox, settings, "", [settings.storage_access_mode])
+
+    def refusal(self, pod: dict[str, Any]) -> str:
+        """Why the API server does not let the administrator make a pod; empty where it does."""
+        argv = ("create", "--dry-run=server", "-o", "name", "-f", "-")
+        tried = self.attempt(*argv, stdin=json.dumps(pod))
+        said = ("Error from server", "is invalid: ")
+        assert tried.returncode == 0 or any(word in tried.stderr for word in said), tried.stderr
+        return tried.stderr if tried.returncode else ""
+
+    def kubeconfig(self, account: str) -> str:
+        """The path of a kubeconfig of one of the administrator's service accounts."""
+        token = self.kubectl(
+            "create", "token", account, "-n", f"{self.namespace}-admin", "--duration=24h",
+            everywhere=True,
+        )  # fmt: skip
+        config = json.loads(
+            self.kubectl("config", "view", "--minify", "--raw", "--flatten", "-o", "json")
+        )
+        for user in config["users"]:
+            user["user"] = {"token": token.strip()}
+        path = self._folder / f"{account}.kubeconfig"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        path.chmod(0o600)
+        return str(path)
 
     def settings(self, **environment: str) -> Settings:
         return Settings.from_env(os.environ | self.environment | environment, cwd=Path("/"))
 
-    def kubectl(self, *argv: str, stdin: str | None = None) -> str:
-        """kubectl as the administrator, in the namespace."""
-        result = subprocess.run(
+    def administrator_settings(self) -> Settings:
+        return Settings.from_env(os.environ | self.environment | self.administrator, cwd=Path("/"))
+
+    def reaper_settings(self) -> Settings:
+        return Settings.from_env(os.environ | self.reaper, cwd=Path("/"))
+
+    def attempt(
+        self, *argv: str, stdin: str | None = None, everywhere: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """kubectl as the administrator, in the namespace unless `everywhere`."""
+        return subprocess.run(
             [
                 self.environment["PODPIPE_KUBECTL"],
                 f"--context={self.environment['PODPIPE_CONTEXT']}",
-                f"--namespace={self.namespace}",
+                *([] if everywhere else [f"--namespace={self.namespace}"]),
                 *argv,
             ],
-            env=os.environ | self.environment,
+            env=os.environ | self.administrator,
             input=stdin,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
+
+    def kubectl(self, *argv: str, stdin: str | None = None, everywhere: bool = False) -> str:
+        """As `attempt`, which has to succeed; what it printed."""
+        result = self.attempt(*argv, stdin=stdin, everywhere=everywhere)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
@@ -82,7 +174,10 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         ran = subprocess.run(
             [sys.executable, "-m", "host_client", *argv],
-            env=os.environ | self.environment | {"PYTHONPATH": str(ROOT)} | environment,
+            env=os.environ
+            | (self.reaper if argv[0] == "reap" else self.environment)
+            | {"PYTHONPATH": str(ROOT), "PODPIPE_USER": self.environment["PODPIPE_USER"]}
+            | environment,
             input=stdin,
             capture_output=True,
             timeout=180,
@@ -114,9 +209,18 @@ def cluster(
         "PODPIPE_LOG_FILE": str(state / "serve.log"),
         "PODPIPE_AUDIT_FILE": str(state / "audit.jsonl"),
     }
-    found = Cluster(environment | files | canaries.ENVIRONMENT)
-    yield found
-    found.kubectl("delete", "namespace", found.namespace, "--ignore-not-found", "--timeout=90s")
+    found = Cluster(
+        environment | files | canaries.ENVIRONMENT, tmp_path_factory.mktemp("kubeconfigs")
+    )
+    applied = found.administer()
+    try:
+        found.take_roles()
+        yield found
+    finally:
+        found.kubectl(
+            "delete", "--ignore-not-found", "--timeout=90s", "-f", "-",
+            stdin=applied, everywhere=True,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -126,6 +230,5 @@ def user(cluster: Cluster) -> Iterator[str]:
     cluster.environment["PODPIPE_USER"] = name
     yield name
     selector = f"podpipe/user={name}"
-    if cluster.kubectl("get", "namespace", cluster.namespace, "--ignore-not-found"):
-        cluster.kubectl("delete", "configmaps,pods", "-l", selector, "--timeout=60s")
-        cluster.kubectl("delete", "persistentvolumeclaims", "-l", selector, "--timeout=60s")
+    cluster.kubectl("delete", "configmaps,pods", "-l", selector, "--timeout=60s")
+    cluster.kubectl("delete", "persistentvolumeclaims", "-l", selector, "--timeout=60s")

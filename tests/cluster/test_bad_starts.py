@@ -47,9 +47,6 @@ def refused(
 @pytest.fixture
 def clean(cluster: Cluster, user: str) -> Iterator[Cluster]:
     """The cluster, with a check that the test left nothing in it."""
-    cluster.kubectl("create", "namespace", cluster.namespace) if not cluster.kubectl(
-        "get", "namespace", cluster.namespace, "--ignore-not-found"
-    ) else None
     before = cluster.left()
     yield cluster
     assert cluster.left() == before
@@ -233,7 +230,16 @@ def _pause_image(cluster: Cluster) -> str:
     return next(name for name in names if "pause" in name)
 
 
-def test_a_limit_beyond_every_node(clean: Cluster) -> None:
+@pytest.fixture
+def node_reads(cluster: Cluster) -> Iterator[None]:
+    """What `render admin --cluster-reads` adds."""
+    cluster.administer("--cluster-reads")
+    yield
+    name = f"podpipe.{cluster.namespace}"
+    cluster.kubectl("delete", f"clusterrole/{name}", f"clusterrolebinding/{name}")
+
+
+def test_a_limit_beyond_every_node(clean: Cluster, node_reads: None) -> None:
     refused(clean, 2, "cpu_limit=512", "more than any node of the cluster has", "ask for less",
             argv=("--cpu", "512"), MAX_CPU_LIMIT="512")  # fmt: skip
     refused(clean, 2, "memory_limit=9Ti", "the largest has",

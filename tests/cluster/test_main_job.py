@@ -34,7 +34,7 @@ async def ended(session: SandboxSession) -> None:
 
 
 def test_client_prints_four_blocks_with_equal_sums_and_leaves_nothing(cluster: Cluster) -> None:
-    before = cluster.left() if _exists(cluster) else []
+    before = cluster.left()
     ran = subprocess.run(
         [sys.executable, str(ROOT / "host_client/client.py")],
         env=os.environ | cluster.environment,
@@ -54,10 +54,6 @@ def test_client_prints_four_blocks_with_equal_sums_and_leaves_nothing(cluster: C
     ):
         assert line in ran.stdout
     assert cluster.left() == before
-
-
-def _exists(cluster: Cluster) -> bool:
-    return bool(cluster.kubectl("get", "namespace", cluster.namespace, "--ignore-not-found"))
 
 
 async def test_files_outlive_suspend_and_the_container_does_not(

@@ -40,8 +40,7 @@ def parts(cluster: Cluster, user: str) -> list[str]:
 async def test_of_200_extensions_that_meet_a_sweep_none_is_lost(
     cluster: Cluster, user: str
 ) -> None:
-    assert cluster.podpipe("create").returncode == 0  # makes the namespace
-    tally = await race(cluster.settings(), EXTENSIONS // RACERS)
+    tally = await race(cluster.settings(), EXTENSIONS // RACERS, cluster.reaper_settings())
     print(tally)
     assert tally.extended + tally.reaped == EXTENSIONS
     assert tally.extended, "no extension was ever first: nothing was raced"
@@ -52,8 +51,6 @@ def test_of_a_create_whose_host_is_killed_a_sweep_leaves_the_home_at_most(
     cluster: Cluster, user: str, tmp_path: Path
 ) -> None:
     """Killed while a call is under way, which here too costs a minute, it is over the stub."""
-    assert cluster.podpipe("create", "--name", "first").returncode == 0  # makes the namespace
-    assert cluster.podpipe("destroy", "first", "--purge-home", "--yes").returncode == 0
 
     def swept_clean(killed: Killed) -> None:
         report = reaped(cluster, "--grace", "0")
