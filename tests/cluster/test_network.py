@@ -1,0 +1,131 @@
+"""The network policy of `render admin`, enforced: what a sandbox reaches without it, and not with it.
+
+On a cluster whose network plugin enforces no policies there is nothing to see, and the test says so.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+import yaml
+
+from host_client.host import Host
+from tests.cluster.conftest import Cluster
+from tests.cluster.relay import relay
+
+PORT = 20000
+BOUND = 120.0
+ENFORCED_SECONDS = 15.0
+"""How long a network plugin may take to notice that a policy came or went."""
+
+LISTEN = f"""\
+import socket
+server = socket.create_server(("", {PORT}))
+print(socket.gethostbyname(socket.gethostname()), flush=True)
+while True:
+    server.accept()[0].close()
+"""
+GATEWAY = """\
+import socket, struct
+for line in open("/proc/net/route").readlines()[1:]:
+    _, target, gateway, *_ = line.split()
+    if target == "00000000":
+        print(socket.inet_ntoa(struct.pack("<L", int(gateway, 16))))
+"""
+REACH = """\
+import socket, ssl, sys
+for target in sys.argv[1:]:
+    host, port, kind = target.split(":")
+    try:
+        with socket.create_connection((host, int(port)), 2) as plain:
+            if kind == "tls":
+                context = ssl._create_unverified_context()
+                with context.wrap_socket(plain) as server:
+                    server.sendall(b"GET /version HTTP/1.0\\r\\n\\r\\n")
+                    print("reached" if server.recv(9) == b"HTTP/1.0 " else "no answer")
+            else:
+                print("reached")
+    except OSError as error:
+        print(error)
+"""
+
+
+async def call(host: Host, ref: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    answer = await host.sessions.call(ref, tool, arguments)
+    assert not answer.get("isError"), answer
+    facts: dict[str, Any] = answer["structuredContent"]
+    return facts
+
+
+async def python(host: Host, ref: str, program: str, *argv: str) -> list[str]:
+    command = f"/usr/bin/python3 -c '{program}' {' '.join(argv)}"
+    lines: list[str] = (await call(host, ref, "run_command", command=command))[
+        "stdout"
+    ].splitlines()
+    return lines
+
+
+async def test_the_policy_closes_what_a_sandbox_reached_and_exec_goes_on(
+    cluster: Cluster, user: str
+) -> None:
+    policy = next(
+        found
+        for found in yaml.safe_load_all(cluster.administer())
+        if found["kind"] == "NetworkPolicy" and found["metadata"]["namespace"] == cluster.namespace
+    )
+    with ExitStack() as stack:
+        async with Host(cluster.settings()) as host:
+            with anyio.fail_after(BOUND):
+                for name in ("one", "other"):
+                    await host.launcher.create(name=name)
+                started = await call(
+                    host, "other", "start_background",
+                    command=f"/usr/bin/python3 -c '{LISTEN}'",
+                )  # fmt: skip
+                read = await call(
+                    host, "other", "read_output",
+                    process_id=started["process_id"], wait_seconds=10, pattern=r"\n",
+                )  # fmt: skip
+                targets = {"another sandbox": f"{read['data'].strip()}:{PORT}:tcp"}
+                if cluster.environment["PODPIPE_CONTEXT"] == "podpipe-node":  # it is this machine
+                    (bridge,) = await python(host, "one", GATEWAY)
+                    api = urlsplit(host.kubectl.target.server)
+                    assert api.hostname
+                    assert api.port
+                    plain = stack.enter_context(relay(bridge))
+                    tls = stack.enter_context(relay(bridge, (api.hostname, api.port)))
+                    targets["the node"] = f"{bridge}:{plain}:tcp"
+                    targets["an API server"] = f"{bridge}:{tls}:tls"
+
+                async def reached() -> dict[str, str]:
+                    said = await python(host, "one", REACH, *targets.values())
+                    return dict(zip(targets, said, strict=True))
+
+                cluster.kubectl("delete", "networkpolicy", policy["metadata"]["name"])
+                with anyio.fail_after(ENFORCED_SECONDS):
+                    while set((before := await reached()).values()) != {"reached"}:
+                        pass  # each look waits for what does not answer
+                pod = (await host.launcher.status("one")).pod
+                cluster.apply(policy)
+                after = before
+                with anyio.move_on_after(ENFORCED_SECONDS):
+                    while "reached" in after.values():
+                        after = await reached()
+                if after == before:
+                    pytest.skip(
+                        "the network plugin of this cluster enforces no NetworkPolicy; one that "
+                        "does, such as Calico, Cilium or kube-router, shows what it keeps out"
+                    )
+                print(f"without the policy: {before}; with it: {after}")
+                assert "reached" not in after.values(), after
+                now = await host.launcher.status("one")
+                assert pod
+                assert now.pod
+                assert now.pod.uid == pod.uid
+                assert (await call(host, "one", "run_command", command="echo on"))[
+                    "stdout"
+                ] == "on\n"
