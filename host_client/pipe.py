@@ -24,6 +24,7 @@ from host_client import __version__
 from host_client.errors import STDERR_TAIL, RequestRefused, SessionLost
 from in_pod_server.contract import ENDING_TAKEN, MAX_REQUEST_BYTES, METHOD_ENDING
 from in_pod_server.lines import LineBuffer, Overlong
+from in_pod_server.streams import Together
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Pipe(asyncio.SubprocessProtocol):
         self._loop = asyncio.get_running_loop()
         self._exited = anyio.Event()
         self._full = False
+        self._together = Together(self._send)
         self._left: set[int] = set()
         """Numbers of requests that were given up here and are still in work at the other end."""
 
@@ -208,7 +210,8 @@ class Pipe(asyncio.SubprocessProtocol):
         """Let the child end, or make it; return when it has, which takes two seconds at most."""
         transport = self._transport
         with anyio.CancelScope(shield=True):
-            if stdin := transport.get_pipe_transport(0):
+            if stdin := self._stdin:
+                self._together.flush()
                 stdin.close()
             for number, seconds in (
                 (0, LEAVE_SECONDS if self._left else CLOSE_SECONDS),
@@ -227,10 +230,18 @@ class Pipe(asyncio.SubprocessProtocol):
     # --- writing ---------------------------------------------------------------------------------
 
     def _write(self, line: bytes) -> None:
-        stdin = cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
-        if self.ended.is_set() or not stdin or stdin.is_closing():
+        if self.ended.is_set() or not self._stdin or self._stdin.is_closing():
             raise SessionLost(f"the pipe into {self.name} is closed", sent=False)
-        stdin.write(line)
+        self._together.write(line)
+
+    @property
+    def _stdin(self) -> asyncio.WriteTransport | None:
+        return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
+
+    def _send(self, data: bytes) -> None:
+        stdin = self._stdin
+        if stdin and not stdin.is_closing():
+            stdin.write(data)
 
     # --- reading ---------------------------------------------------------------------------------
 

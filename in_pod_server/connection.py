@@ -261,7 +261,7 @@ class Connection:
                 raise anyio.BrokenResourceError from exc
             if self._writer.transport.is_closing():
                 raise anyio.BrokenResourceError
-            self._writer.write(line)
+            self._streams.together.write(line)
 
     # --- the stream that the session writes to ---------------------------------------------------
 

@@ -13,12 +13,57 @@ import anyio
 
 from in_pod_server.dial import can_be_waited_for
 
-__all__ = ["Streams", "can_be_waited_for"]
+__all__ = ["Streams", "Together", "can_be_waited_for"]
 
 STALL_SECONDS = 5.0
 """How long a reader of our last words may take nothing before it is given up: it may be frozen."""
+PIECE_BYTES = 32 * 1024
+"""What is together so much goes out: kubectl reads no more at once."""
 FLUSH_SECONDS = 1.0
 """The same where we are in a hurry."""
+
+
+class Together:
+    """Writes that follow each other in one turn of the loop go out in one piece, the first at once.
+
+    Through Kubernetes each piece is a frame that five processes take in hand, one after the other:
+    of many calls at once that is the larger part.
+
+    Args:
+        write: takes a piece.
+    """
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._due = False
+
+    def write(self, data: bytes) -> None:
+        """Write `data` now, or with what else is written in this turn."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+            self._write(data)
+            return
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size >= PIECE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._size = 0
+            self._write(data)
+
+    def _turn(self) -> None:
+        self._due = bool(self._waiting)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._turn)
+            self.flush()
 
 
 class Streams:
@@ -29,6 +74,7 @@ class Streams:
     ) -> None:
         self.reader = reader
         self.writer = asyncio.StreamWriter(transport, end, None, asyncio.get_running_loop())
+        self.together = Together(self.writer.write)
         self._transport = transport
         self._lost = end.lost
 
@@ -64,6 +110,7 @@ class Streams:
 
         A cancelled one hurries.
         """
+        self.together.flush()
         self.writer.close()
         left = -1
         try:
