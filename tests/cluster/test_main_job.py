@@ -229,8 +229,15 @@ def test_the_command_line_does_a_whole_life(cluster: Cluster, user: str) -> None
     assert [entry for entry in cluster.left() if user in entry or "sandbox-cli" in entry] == []
 
 
-def test_doctor_finds_nothing_wrong(cluster: Cluster, user: str) -> None:
+def test_doctor_finds_nothing_wrong_with_the_role_of_a_launcher(
+    cluster: Cluster, user: str
+) -> None:
     report = cluster.podpipe("doctor", "--json")
     assert report.returncode == 0, report.stdout
     results = {finding["check"]: finding["result"] for finding in json.loads(report.stdout)}
-    assert results["permissions"] == results["kubectl"] == results["versions"] == "ok"
+    of_the_cluster = {check: results.pop(check) for check in ("runtimeclass", "image", "clock")}
+    assert "failure" not in of_the_cluster.values()
+    assert {check for check, result in results.items() if result != "ok"} == {
+        "storageclass",  # not to be read without --cluster-reads
+        "network policy",  # not to be known without --deep
+    }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import Cluster
+from host_client.backends.pod import PodBackend
+from host_client.clock import utc_now
+from host_client.kubectl import Kubectl
+from host_client.sandbox import draft_sandbox
+from tests.cluster.conftest import POLICY_SECONDS, Cluster
 
 Pod = dict[str, Any]
 Weaken = Callable[[Pod], object]
@@ -160,3 +165,49 @@ def test_one_sandbox_more_than_the_quota_has_is_refused(cluster: Cluster) -> Non
         assert "exceeded quota: full" in cluster.refusal(cluster.pod())
     finally:
         cluster.kubectl("delete", "resourcequota", "full")
+
+
+@pytest.fixture
+async def made(cluster: Cluster, user: str) -> str:
+    """The name of a sandbox's pod, which need not run."""
+    settings = cluster.settings()
+    backend = PodBackend(Kubectl(settings), settings)
+    sandbox = await backend.claim(draft_sandbox(settings, utc_now(), "work"))
+    return (await backend.start(sandbox, None)).name
+
+
+def changed(cluster: Cluster, pod: str, changes: dict[str, Any], *argv: str) -> str:
+    """Why the API server does not let the administrator change a pod; empty where it does."""
+    return cluster.attempt("patch", "pod", pod, "-p", json.dumps(changes), *argv).stderr
+
+
+async def test_a_sandbox_that_is_there_is_not_weakened(cluster: Cluster, made: str) -> None:
+    secured = container(cluster.pod())["securityContext"]
+    more = {"name": "more", "image": "debian", "securityContext": secured}
+    refusal = changed(cluster, made, {"spec": {"ephemeralContainers": [more]}},
+                      "--subresource=ephemeralcontainers")  # fmt: skip
+    assert "is one container, and none is added" in refusal
+    other = {"spec": {"containers": [{"name": "sandbox", "image": "debian"}]}}
+    assert "the image is not one that the administrator allows" in changed(cluster, made, other)
+    hidden = {"metadata": {"labels": {"podpipe/user": None}}}
+    assert "carries podpipe's labels" in changed(cluster, made, hidden)
+
+
+async def test_a_pod_of_an_earlier_policy_is_told_its_expiry_and_no_more(
+    cluster: Cluster, made: str
+) -> None:
+    later = cluster.podpipe("render", "admin", "--image", "later:1", "--allow-purge").stdout
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=later, everywhere=True)
+    try:
+        deadline = time.monotonic() + POLICY_SECONDS
+        while POLICY not in cluster.refusal(cluster.pod()):
+            assert time.monotonic() < deadline, "the later policy does not come into force"
+        notes = {"metadata": {"annotations": {"podpipe/expires-at": "2030-01-01T00:00:00Z"}}}
+        assert changed(cluster, made, notes) == ""
+        labels = {"metadata": {"labels": {"other": "label"}}}
+        assert POLICY in changed(cluster, made, labels)
+    finally:
+        cluster.administer()
+        deadline = time.monotonic() + POLICY_SECONDS
+        while cluster.refusal(cluster.pod()):
+            assert time.monotonic() < deadline, "the first policy does not come back"
