@@ -13,6 +13,7 @@ import anyio
 
 from host_client.audit import Audit
 from host_client.backends.pod import PodBackend
+from host_client.clock import Clock
 from host_client.config import Settings
 from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, SandboxNotFound
 from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
@@ -40,6 +41,8 @@ class Host:
     def __init__(self, settings: Settings, *, bound: str = "") -> None:
         self.settings = settings
         self.bound = bound
+        self.clock = Clock()
+        """What expiry is judged by."""
         if bound and not is_sandbox_id(bound):
             named_sandbox_id(settings.user_key, bound)
         self.audit = Audit(settings, lambda: self.context)
@@ -84,7 +87,7 @@ class Host:
     def pipes(self) -> Pipes:
         """The live pipes into them. Raises as `kubectl`."""
         self._pipes = self._pipes or Pipes(
-            self.kubectl, self._tasks, idle_seconds=self.settings.idle_seconds
+            self.kubectl, self._tasks, idle_seconds=self.settings.idle_seconds, clock=self.clock
         )
         return self._pipes
 
@@ -92,7 +95,7 @@ class Host:
     def launcher(self) -> Launcher:
         """The user's sandboxes. Raises as `kubectl`."""
         self._launcher = self._launcher or Launcher(
-            PodBackend(self.kubectl, self.settings), self.settings, self.pipes.connect
+            PodBackend(self.kubectl, self.settings), self.settings, self.pipes.connect, self.clock
         )
         return self._launcher
 

@@ -381,6 +381,17 @@ class Kubectl:
             stdin=json.dumps(manifest),
         )  # fmt: skip
 
+    async def would_create(self, manifest: Object) -> Object:
+        """What the API server would make of an object; nothing is made.
+
+        Raises:
+            KubectlError: it would refuse it, and why.
+        """
+        return await self.json(
+            "create", "--dry-run=server", "-f", "-", "-o", "json", UNCHECKED,
+            stdin=json.dumps(manifest),
+        )  # fmt: skip
+
     async def apply(self, manifests: Sequence[Object]) -> list[Object]:
         """Apply objects server-side, as they are now in the cluster.
 

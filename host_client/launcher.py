@@ -9,16 +9,15 @@ once and a cancelled caller stops waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
 from host_client import audit
 from host_client.backends.backend import Backend
-from host_client.clock import utc_now
+from host_client.clock import Clock
 from host_client.config import Settings
 from host_client.ending import STOP_WAIT_SECONDS, gone, outlive_predecessors, stop_all
 from host_client.errors import (
@@ -46,6 +45,8 @@ START_WAIT_SECONDS = CALL_LIMIT_SECONDS - 10.0
 _GONE = frozenset({"Deleted", "Ended"})
 """Reasons of a LaunchFailed that say nothing against another pod of the same sandbox."""
 
+Found = TypeVar("Found")
+
 
 class Launcher:
     """The sandboxes of one user.
@@ -54,7 +55,7 @@ class Launcher:
         backend: where they live.
         settings: whose they are and how they are made.
         connect: finds out whether a pod answers.
-        now: the present, for expiry; tests move it.
+        clock: what expiry is judged by; shared with the pipes.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class Launcher:
         backend: Backend,
         settings: Settings,
         connect: Connect,
-        now: Callable[[], datetime] = utc_now,
+        clock: Clock | None = None,
     ) -> None:
         self._backend = backend
         self._connect = connect
         self._settings = settings
         self._key = user_key(settings.user)
-        self._now = now
-        self._room = Room(backend.records, settings, now)
+        self._clock = clock or Clock()
+        self._room = Room(backend.records, settings, lambda: self._clock.now())
         self._ends: dict[str, tuple[str, str]] = {}
 
     @property
@@ -107,7 +108,7 @@ class Launcher:
             LaunchFailed: the pod cannot start; what this call made was deleted again.
         """
         draft = draft_sandbox(
-            self._settings, self._now(), name, ttl_minutes, cpu_limit, memory_limit
+            self._settings, self._clock.now(), name, ttl_minutes, cpu_limit, memory_limit
         )
         progress("asking the cluster")
         deadline = anyio.current_time() + START_WAIT_SECONDS
@@ -128,8 +129,10 @@ class Launcher:
                 tasks.start_soon(self._backend.cluster_classes)
                 if cpu_limit or memory_limit:  # the defaults are fine on a laptop that has less
                     tasks.start_soon(self._backend.refuse_oversized, draft.spec)
+            asked = self._clock.local()
             sandbox = await self._backend.claim(draft)
             claimed.append(sandbox)
+            self._clock.hear(sandbox.created_at, asked)
             audit.concerns(sandbox.id)
             if name:
                 await outlive_predecessors(
@@ -184,7 +187,7 @@ class Launcher:
         except SandboxNotFound:
             pass
         else:
-            if not sandbox.expired(self._now()):
+            if not await self._expired(sandbox):
                 return
             log.info("sandbox %s has expired and is made anew", sandbox.id)
             with anyio.CancelScope(shield=True):
@@ -249,15 +252,28 @@ class Launcher:
         Args:
             of_all_users: those of everybody too; whoever may list records in the namespace can.
         """
+        owner = "" if of_all_users else self._key
+        found = await self._on_time(lambda: self._backend.owned_by(owner))
         return [
-            status_of(sandbox, pods, self._now())
-            for sandbox, pods in await self._backend.owned_by("" if of_all_users else self._key)
+            status_of(sandbox, pods, self._clock.now())
+            for sandbox, pods in found
             if of_all_users or self._owns(sandbox)
         ]
 
     async def status(self, ref: str) -> Status:
         """One sandbox, as it is now."""
-        return status_of(*await self.find(ref), self._now())
+        sandbox, pods = await self._on_time(lambda: self.find(ref))
+        return status_of(sandbox, pods, self._clock.now())
+
+    async def _on_time(self, look: Callable[[], Awaitable[Found]]) -> Found:
+        """What a look at the cluster gives, with the clock set beside it."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._set_clock)
+                found = await look()
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from None
+        return found
 
     def why_ended(self, sandbox_id: str, uid: str = "") -> str:
         """Why the pod of a sandbox that did not end by request ended, as far as was seen here.
@@ -295,7 +311,7 @@ class Launcher:
         deadline = anyio.current_time() + wait
         sandbox, pods = await self.find(ref)
         while True:
-            self._refuse_expired(sandbox)
+            await self._refuse_expired(sandbox)
             if sandbox.state == "Suspended" and not resume:
                 raise SandboxSuspended(
                     f"sandbox {sandbox.id} is suspended: nothing was sent. Its files are kept, its "
@@ -322,6 +338,8 @@ class Launcher:
                     )
                 await anyio.sleep(POLL_SECONDS)
             elif sandbox.state == "Suspended" or (pod and pod.ended):
+                await self._set_clock()
+                await self._refuse_expired(sandbox)
                 await self._next_incarnation(sandbox)
             else:
                 made = pod is None
@@ -349,8 +367,21 @@ class Launcher:
                     await self._backend.stop(risen)
             sandbox, pods = await self._backend.observe(sandbox.id)
 
-    def _refuse_expired(self, sandbox: Sandbox) -> None:
-        if sandbox.expired(self._now()):
+    async def _expired(self, sandbox: Sandbox) -> bool:
+        """Whether its time is over, which this machine's clock alone cannot tell."""
+        if sandbox.expired(self._clock.now()):
+            await self._set_clock()
+        return sandbox.expired(self._clock.now())
+
+    async def _set_clock(self) -> None:
+        """Hear the API server's time, unless it was heard lately."""
+        if self._clock.unsure:
+            asked = self._clock.local()
+            if theirs := await self._backend.server_time():
+                self._clock.hear(theirs, asked)
+
+    async def _refuse_expired(self, sandbox: Sandbox) -> None:
+        if await self._expired(sandbox):
             raise SandboxExpired(
                 f"sandbox {sandbox.id} expired at {timestamp(sandbox.expires_at)} and stays so; "
                 "its home is kept. Create a new sandbox to go on with the same files"
@@ -380,7 +411,7 @@ class Launcher:
             StillStarting: the pod is still ending after `STOP_WAIT_SECONDS`.
         """
         sandbox, _ = await self.find(ref)
-        self._refuse_expired(sandbox)
+        await self._refuse_expired(sandbox)
         # Once the record says so the pods have to go too, whoever has lost interest meanwhile.
         with anyio.CancelScope(shield=True):
             while sandbox.state != "Suspended":
@@ -403,12 +434,12 @@ class Launcher:
             UsageError: outside 1 to the maximum.
             SandboxExpired: too late.
         """
-        sandbox, pods = await self.find(ref)
+        sandbox, pods = await self._on_time(lambda: self.find(ref))
         while True:
-            self._refuse_expired(sandbox)
-            wanted = sandbox.with_lifetime(self._now(), ttl_minutes)
+            await self._refuse_expired(sandbox)
+            wanted = sandbox.with_lifetime(self._clock.now(), ttl_minutes)
             if wanted.expires_at <= sandbox.expires_at:
-                return status_of(sandbox, pods, self._now())
+                return status_of(sandbox, pods, self._clock.now())
             try:
                 sandbox = await self._backend.update(sandbox, wanted)
             except Conflict:
@@ -416,7 +447,7 @@ class Launcher:
                 continue
             if pod := current_pod(sandbox, pods):
                 await self._backend.announce_expiry(sandbox, pod)
-            return status_of(sandbox, pods, self._now())
+            return status_of(sandbox, pods, self._clock.now())
 
     async def destroy(self, ref: str, *, progress: Progress = silent) -> Sandbox:
         """Delete a sandbox and wait until its pods are gone; the home is kept.

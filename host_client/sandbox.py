@@ -212,6 +212,10 @@ class Sandbox:
                 "the sandbox, never the home"
             ) from error
 
+    def born_at(self, when: datetime) -> Sandbox:
+        """The same, with a life that begins then and lasts as long."""
+        return replace(self, created_at=when, expires_at=self.expires_at + (when - self.created_at))
+
     def with_lifetime(self, now: datetime, ttl_minutes: int) -> Sandbox:
         """The same, to expire `ttl_minutes` from now, as far as its pods can live.
 

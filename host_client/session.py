@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import anyio
 import anyio.abc
 
-from host_client.clock import utc_now
+from host_client.clock import Clock, utc_now
 from host_client.config import IDLE_SECONDS
 from host_client.errors import (
     Forbidden,
@@ -71,12 +72,19 @@ class SandboxSession:
         sandbox: the record as it was when the pipe was opened.
         pod: the pod that it leads into.
         idle_seconds: after which it closes itself, if no call has used it.
+        now: what expiry is judged by.
     """
 
     def __init__(
-        self, sandbox: Sandbox, pod: PodView, *, idle_seconds: float = IDLE_SECONDS
+        self,
+        sandbox: Sandbox,
+        pod: PodView,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._idle_seconds = idle_seconds
+        self._now = now
         self.sandbox = sandbox
         self.pod = pod
         self.boot_id = ""
@@ -109,13 +117,13 @@ class SandboxSession:
     @property
     def alive(self) -> bool:
         """Whether calls may be sent: connected, and not past the expiry that it knows of."""
-        return self.connected and not self.ending and not self.sandbox.expired(utc_now())
+        return self.connected and not self.ending and not self.sandbox.expired(self._now())
 
     @property
     def fresh(self) -> bool:
         """Whether its pod answered so lately that another pipe into it is worth a try."""
         heard = self._greeted and anyio.current_time() - self._heard < FRESH_SECONDS
-        return heard and not self.ending and not self.sandbox.expired(utc_now())
+        return heard and not self.ending and not self.sandbox.expired(self._now())
 
     async def own(self, kubectl: Kubectl) -> None:
         """Open the pipe and hold it until it is closed or broken. Raises nothing.
@@ -359,6 +367,7 @@ class Pipes:
         kubectl: makes the pipes.
         tasks: where the owning tasks live; whoever has it calls `aclose` before leaving it.
         idle_seconds: after which an unused one closes itself.
+        clock: what expiry is judged by.
     """
 
     def __init__(
@@ -367,8 +376,10 @@ class Pipes:
         tasks: anyio.abc.TaskGroup,
         *,
         idle_seconds: float = IDLE_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
         self._idle_seconds = idle_seconds
+        self._clock = clock or Clock()
         self._kubectl = kubectl
         self._tasks = tasks
         self._sessions: dict[str, SandboxSession] = {}
@@ -430,7 +441,9 @@ class Pipes:
         if known and known.connected and not known.ending and known.pod.uid == pod.uid:
             known.sandbox = sandbox  # extended by another host, say
             return
-        session = SandboxSession(sandbox, pod, idle_seconds=self._idle_seconds)
+        session = SandboxSession(
+            sandbox, pod, idle_seconds=self._idle_seconds, now=lambda: self._clock.now()
+        )
 
         self._tasks.start_soon(session.own, self._kubectl)
         await session.opened()

@@ -27,6 +27,7 @@ from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
 from host_client.reaper import sweep
 from host_client.sandbox import PodView, Sandbox, draft_sandbox
+from tests.clocks import Moved
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,7 +62,7 @@ async def race(settings: Settings, rounds: int, reaper: Settings | None = None) 
     async def no_pod(_: Sandbox, __: PodView) -> None:
         raise AssertionError("nothing here is to be connected to")
 
-    launcher = Launcher(backend, settings, no_pod, lambda: utc_now() - timedelta(minutes=10))
+    launcher = Launcher(backend, settings, no_pod, Moved(lambda: utc_now() - timedelta(minutes=10)))
     tally = Race()
     for _ in range(rounds):
         over = utc_now() - timedelta(minutes=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 from host_client.sandbox import PodView, Sandbox, SandboxSpec
@@ -25,8 +26,11 @@ class Backend(Protocol):
     async def cluster_classes(self) -> tuple[str, str]:
         """What `start` has to know of the cluster; it asks itself if nobody has."""
 
+    async def server_time(self) -> datetime | None:
+        """The API server's clock; None where it is not told."""
+
     async def claim(self, sandbox: Sandbox) -> Sandbox:
-        """Write a new record, or NameTaken."""
+        """Write a new record, or NameTaken; its times in the answer are by the API server's clock."""
 
     async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
         """Change state, incarnation and expiry by compare-and-swap, or Conflict."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -32,7 +33,7 @@ from host_client.errors import (
 from host_client.identity import home_claim
 from host_client.kubectl import Kubectl, Object
 from host_client.quantity import quantity
-from host_client.sandbox import PodView, Sandbox, SandboxSpec, timestamp
+from host_client.sandbox import PodView, Sandbox, SandboxSpec, parse_timestamp, timestamp
 from in_pod_server import contract as c
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class PodBackend:
         record = manifest.record(sandbox, self._settings)
         while True:
             try:
-                return Sandbox.from_record(await self._kubectl.create(record))
+                made = await self._kubectl.create(record)
+                return Sandbox.from_record(made).born_at(_made_at(made))
             except NotFound:
                 await self._make_namespace()
             except AlreadyExists:
@@ -166,8 +168,21 @@ class PodBackend:
             ) from error
         log.info("made namespace %s", self._settings.namespace)
 
+    async def server_time(self) -> datetime | None:
+        """The API server's clock to the second, from the answer to a create that makes nothing."""
+        nothing = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"generateName": "podpipe-time-", "namespace": self._settings.namespace},
+        }
+        try:
+            return _made_at(await self._kubectl.would_create(nothing))
+        except KubectlError as error:
+            log.info("the API server's clock is not told: %s", error)
+            return None
+
     async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
-        """Change state, incarnation and expiry of a record, if it is still as `old` was read.
+        """Change state, incarnation and times of a record, if it is still as `old` was read.
 
         Raises:
             Conflict: somebody else changed it first.
@@ -176,6 +191,7 @@ class PodBackend:
         changes: Object = {
             c.ANNOTATION_STATE: new.state,
             c.ANNOTATION_INCARNATION: str(new.incarnation),
+            c.ANNOTATION_CREATED_AT: timestamp(new.created_at),
             c.ANNOTATION_EXPIRES_AT: timestamp(new.expires_at),
         }
         try:
@@ -413,6 +429,10 @@ _WITHOUT_CLASS = re.compile(
     r'pod updates may not change.*\n-\s+"RuntimeClassName": null,', re.DOTALL
 )
 """How the API server shows that the pod exists and has no runtime class."""
+
+
+def _made_at(found: Object) -> datetime:
+    return parse_timestamp(found["metadata"]["creationTimestamp"])
 
 
 _REFUSALS: Mapping[str, str] = {

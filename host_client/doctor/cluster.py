@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Set
 from host_client.doctor import access
 from host_client.doctor.findings import RENDER, Finding, shell
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, NotFound, UsageError
-from host_client.kubectl import UNCHECKED, Kubectl, Object
+from host_client.kubectl import Kubectl, Object
 from host_client.quantity import quantity
 from host_client.sandbox import draft_sandbox, parse_timestamp
 
@@ -76,7 +75,7 @@ async def clock(kubectl: Kubectl, settings: Settings) -> Finding:
     record = manifest.record(draft_sandbox(settings, utc_now()), settings)
     before = utc_now()
     try:
-        tried = await _try(kubectl, record)
+        tried = await kubectl.would_create(record)
     except Forbidden:
         return Finding("clock", "unknown", "the API server's clock is not told", "see permissions")
     skew = _skew(parse_timestamp(tried["metadata"]["creationTimestamp"]), before, utc_now())
@@ -297,17 +296,9 @@ def probe(settings: Settings, runtime: str = "") -> Object:
 async def _refusal(kubectl: Kubectl, pod: Object) -> str:
     """Why the API server would not let a pod in; empty where it would."""
     try:
-        await _try(kubectl, pod)
+        await kubectl.would_create(pod)
     except (ApiUnreachable, NotFound):
         raise
     except KubectlError as error:
         return " ".join(str(error).split())
     return ""
-
-
-async def _try(kubectl: Kubectl, manifest_: Object) -> Object:
-    """What the API server would make of an object."""
-    return await kubectl.json(
-        "create", "--dry-run=server", "-o", "json", "-f", "-", UNCHECKED,
-        stdin=json.dumps(manifest_),
-    )  # fmt: skip

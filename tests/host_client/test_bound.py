@@ -113,9 +113,10 @@ async def test_one_that_has_expired_is_made_anew_with_its_home(
         await run(client, "echo kept > f")
         before = stub.names("Pod")
     later = utc_now() + timedelta(days=2)
-    monkeypatch.setattr("host_client.launcher.utc_now", lambda: later)
+    stub.faults(clock={"seconds": timedelta(days=2).total_seconds()})
+    monkeypatch.setattr("host_client.clock.Clock.now", lambda _: later)
     async with bound(stub) as (host, client):
-        monkeypatch.setattr(host.launcher, "_now", lambda: later)
+        monkeypatch.setattr(host.clock, "now", lambda: later)
         assert await run(client, "cat f") == "kept\n"
     assert len(stub.names("Pod")) == 1
     assert stub.names("Pod") != before
@@ -127,10 +128,11 @@ async def test_two_servers_that_find_it_expired_make_one_anew(
     async with bound(stub) as (_, client):
         await run(client, "echo kept > f")
     later = utc_now() + timedelta(days=2)
+    stub.faults(clock={"seconds": timedelta(days=2).total_seconds()})
     outputs: list[str] = []
     async with bound(stub) as (one, first), bound(stub) as (two, second):
         for host in (one, two):
-            monkeypatch.setattr(host.launcher, "_now", lambda: later)
+            monkeypatch.setattr(host.clock, "now", lambda: later)
 
         async def call(client: Client) -> None:
             outputs.append(await run(client, "cat f"))

@@ -107,8 +107,7 @@ async def test_a_call_whose_sandbox_expired_under_it_is_told_so(
     made = await host.launcher.create(name="work")
 
     def expire() -> None:
-        monkeypatch.setattr(host.launcher, "_now", lambda: made.sandbox.expires_at)
-        monkeypatch.setattr("host_client.session.utc_now", lambda: made.sandbox.expires_at)
+        monkeypatch.setattr(host.clock, "now", lambda: made.sandbox.expires_at)
         os.kill(pipes()[0], signal.SIGKILL)
 
     with anyio.fail_after(BOUND):

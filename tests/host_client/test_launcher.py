@@ -27,6 +27,7 @@ from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
 from host_client.sandbox import PodView, Sandbox, object_name
 from in_pod_server import contract as c
+from tests.clocks import Moved
 from tests.host_client.conftest import StubCluster
 
 
@@ -45,7 +46,7 @@ def launcher(
         if found.get("status", {}).get("phase") != "Running":
             raise SessionLost("container not found", sent=False)
 
-    return Launcher(PodBackend(Kubectl(settings), settings), settings, connect, clock)
+    return Launcher(PodBackend(Kubectl(settings), settings), settings, connect, Moved(clock))
 
 
 def status(ended: dict[str, Any] | None = None, **state: Any) -> dict[str, Any]:

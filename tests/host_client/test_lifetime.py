@@ -20,6 +20,8 @@ from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, run
 
 IDLE_SECONDS = 2
+SECONDS = 12
+"""Time for a resume on a busy machine, and then not much."""
 
 
 @pytest.fixture
@@ -43,17 +45,17 @@ def idles_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "pod", pod)
 
 
-async def create(host: Host, stub: StubCluster, seconds: float) -> None:
-    """A sandbox that has so many seconds to live."""
+async def resumed(host: Host, stub: StubCluster, *, seconds: float) -> None:
+    """A sandbox whose new pod has so many seconds to live, from before it is made."""
     made = await host.launcher.create(name="work")
+    await host.launcher.suspend("work")
+    await host.sessions.forget("work")
     short = timestamp(utc_now() + timedelta(seconds=seconds))
     objects = stub.objects
     objects[f"ConfigMap/{made.sandbox.object_name}"]["metadata"]["annotations"][
         c.ANNOTATION_EXPIRES_AT
     ] = short
     stub.replace(objects)
-    await host.launcher.suspend("work")
-    await host.sessions.forget("work")
 
 
 async def until(host: Host, phase: str) -> str:
@@ -69,7 +71,7 @@ async def test_a_sandbox_ends_at_its_expiry_and_no_call_revives_it(
     host: Host, stub: StubCluster
 ) -> None:
     with anyio.fail_after(BOUND):
-        await create(host, stub, 8)
+        await resumed(host, stub, seconds=SECONDS)
         await run(host, "work", "echo kept > f")
         stopped = await host.sessions.call("work", "run_command", {"command": "sleep 40"})
         assert stopped["structuredContent"]["state"] == "killed"
@@ -95,14 +97,14 @@ async def test_an_extension_in_time_reaches_the_daemon_by_the_pipe(
 ) -> None:
     """The kubelet may take a minute, and the sandbox has seconds."""
     with anyio.fail_after(BOUND):
-        await create(host, stub, 8)
+        await resumed(host, stub, seconds=SECONDS)
         await run(host, "work", "true")
         (name,) = stub.names("Pod")
         annotations = stub.folder / "pods" / name / "podinfo" / "annotations"
         before = annotations.read_text(encoding="utf-8")
         status = await host.sessions.extend("work", 30)
         annotations.write_text(before, encoding="utf-8")  # no kubelet has come by yet
-        assert (await run(host, "work", "sleep 10; echo on"))["stdout"] == "on\n"
+        assert (await run(host, "work", "sleep 15; echo on"))["stdout"] == "on\n"
         for told in (status, await host.launcher.status("work"), *await host.launcher.list_all()):
             assert told.sandbox.expires_at == status.sandbox.expires_at
             assert told.phase == "running"
@@ -112,11 +114,11 @@ async def test_an_extension_without_a_pipe_reaches_the_daemon_too(
     host: Host, stub: StubCluster
 ) -> None:
     with anyio.fail_after(BOUND):
-        await create(host, stub, 8)
+        await resumed(host, stub, seconds=SECONDS)
         await run(host, "work", "true")
         async with Host(stub.settings()) as other:
             await other.sessions.extend("work", 30)
-        assert (await run(host, "work", "sleep 10; echo on"))["stdout"] == "on\n"
+        assert (await run(host, "work", "sleep 15; echo on"))["stdout"] == "on\n"
 
 
 @pytest.mark.usefixtures("idles_in_seconds")

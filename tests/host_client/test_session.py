@@ -396,8 +396,7 @@ async def test_an_expired_sandbox_is_refused_even_over_an_open_pipe(
     made = await host.launcher.create(name="work")
     await run(host, "work", "true")
     over = made.sandbox.expires_at
-    monkeypatch.setattr("host_client.session.utc_now", lambda: over)
-    monkeypatch.setattr(host.launcher, "_now", lambda: over)
+    monkeypatch.setattr(host.clock, "now", lambda: over)
     with pytest.raises(SandboxExpired):
         await run(host, "work", "true")
 
@@ -409,7 +408,7 @@ async def test_an_extension_made_elsewhere_keeps_the_open_pipe(
     await run(host, "work", "true")
     async with Host(stub.settings()) as elsewhere:
         await elsewhere.launcher.extend("work", 500)
-    monkeypatch.setattr("host_client.session.utc_now", lambda: made.sandbox.expires_at)
+    monkeypatch.setattr(host.clock, "now", lambda: made.sandbox.expires_at)
     await run(host, "work", "true")
     assert stub.execs() == 1
 
