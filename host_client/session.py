@@ -29,6 +29,8 @@ from host_client.parts import stage
 from host_client.pipe import OnProgress, Pipe
 from host_client.sandbox import PodView, Sandbox, timestamp
 from in_pod_server.contract import (
+    CANCEL_CALL,
+    CANCEL_ID,
     CONTRACT_VERSION,
     DIAL_ARGV,
     FATE_NOT_STARTED,
@@ -51,6 +53,8 @@ ANSWER_MARGIN_SECONDS = 5.0
 """What is left of a call's time for its answer to arrive."""
 HEARTBEAT_SECONDS = 10.0
 """Load balancers and proxies cut what was silent for 20 s and more."""
+CANCEL_ANSWER_SECONDS = 4.0
+"""For a daemon to answer a cancel; a pipe on which it does not is taken for frozen."""
 HEARTBEAT_ANSWER_SECONDS = 8.0
 LEASE_SECONDS = 60.0
 """The daemon closes a pipe that has brought it nothing for so long: three heartbeats and more."""
@@ -346,6 +350,15 @@ class SandboxSession:
             log.info("%s", lost)
             return False
         return True
+
+    async def cancel(self, call_id: str) -> None:
+        """Let the daemon end a call, or never begin it, by its id.
+
+        Raises:
+            SessionLost: it may not know.
+        """
+        asked = {"name": CANCEL_CALL, "arguments": {CANCEL_ID: call_id}}
+        await self._ask("tools/call", asked, CANCEL_ANSWER_SECONDS)
 
     async def list_tools(self) -> list[str]:
         """Names of the tools that the daemon offers."""

@@ -11,12 +11,14 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 import anyio
 
 from host_client import audit
 from host_client.backoff import pauses
+from host_client.cancel import cancel
 from host_client.errors import (
     ApiUnreachable,
     ContainerRestarted,
@@ -168,7 +170,8 @@ class Sessions:
             The raw CallToolResult.
 
         A call whose pipe breaks is asked for again by its id: the daemon runs it once, and gives
-        its result to whoever asks. What only reads is simply read again.
+        its result to whoever asks. What only reads is simply read again. One that is to be stopped
+        is stopped by its id too, for a pipe that is broken or frozen tells its daemon nothing.
 
         Raises:
             PodReplaced, ContainerRestarted, SandboxEnded: what it ran in is gone; it may have run.
@@ -179,10 +182,12 @@ class Sessions:
         audit.count(bytes_in=_size(tool, arguments))
         call_id = secrets.token_hex(16)
         first: SandboxSession | None = None
+        asked: SandboxSession | None = None
         sent_at = 0.0
         patience = give_up = anyio.current_time() + within
-        for pause in pauses(*RETRY_SECONDS):
+        for pause in chain([0.0], pauses(*RETRY_SECONDS)):
             try:
+                await anyio.sleep(pause)
                 left = max(1.0, give_up - anyio.current_time())
                 session = await self.open(
                     ref, wait=min(left, START_WAIT_SECONDS), resume=self._resumes
@@ -197,6 +202,7 @@ class Sessions:
                     name[META_CALL_AGE] = round(anyio.current_time() - sent_at, 3)
                 else:
                     sent_at = anyio.current_time()
+                asked = session
                 result = await session.request(
                     tool,
                     arguments,
@@ -205,6 +211,10 @@ class Sessions:
                     timeout=max(1.0, give_up - anyio.current_time()),
                     cancels=cancels,
                 )
+            except anyio.get_cancelled_exc_class():
+                if asked and not reads_only and cancels():
+                    await cancel(self._pipes, asked, call_id)
+                raise
             except (PodReplaced, RequestRefused):
                 raise
             except SessionLost as lost:
@@ -231,7 +241,6 @@ class Sessions:
                     raise await self._restarted(session, first or session, tool, result)
                 audit.count(bytes_out=_text_bytes(result))
                 return _with_news(result, self.news(session.sandbox.id))
-            await anyio.sleep(pause)
         raise AssertionError("pauses never end")
 
     async def _compare(self, session: SandboxSession) -> None:

@@ -126,6 +126,23 @@ class Ledger:
             call.waiting -= 1
         return call.result or _unknown("its result is no longer kept; it did run")
 
+    def cancel(self, call_id: str) -> None:
+        """End a call, whoever waits for it; one that has not arrived yet will never begin.
+
+        For a client whose pipe broke: the daemon may not have noticed yet, and still reads from it.
+
+        Args:
+            call_id: names the call; one that has ended stays as it is.
+        """
+        call = self._calls.get(call_id)
+        if call:
+            call.scope.cancel()
+            return
+        call = self._calls[call_id] = _Call(time.monotonic())
+        call.result = _unknown("it was cancelled before it began")
+        self._write({"start": call_id})
+        self._finish(call_id, call, call.result)
+
     def _begin(self, call_id: str, run: Callable[[], Awaitable[CallToolResult]]) -> _Call:
         call = self._calls[call_id] = _Call(time.monotonic())
         # Before it runs: what is not in the journal has not begun.

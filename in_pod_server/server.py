@@ -68,6 +68,9 @@ class SandboxServer(MCPServer[Any]):
 
         A call that its client named runs at most once, whoever asks for it again.
         """
+        if name == contract.CANCEL_CALL and self.ledger:
+            self.ledger.cancel(str(arguments.get(contract.CANCEL_ID, "")))
+            return CallToolResult(content=[])
         meta = dict(context.request_context.meta or {}) if context and self.ledger else {}
         call_id, boot_id = meta.get(contract.META_CALL_ID), meta.get(contract.META_BOOT_ID)
         age = meta.get(contract.META_CALL_AGE)

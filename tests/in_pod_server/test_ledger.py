@@ -281,3 +281,48 @@ async def test_the_journal_is_bounded(
     assert unknown(await after.call("c0", "old", work, stays))
     assert (await after.call("fresh", "old", work, stays)).is_error is not True
     assert work.runs == 1
+
+
+async def test_a_cancel_by_id_ends_a_call_though_another_waits_for_it(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    """The connection that broke may still wait: its end has not been noticed."""
+    ledger, work = open_ledger("b"), Work(at_once=False)
+    results: list[CallToolResult] = []
+
+    async def wait() -> None:
+        results.append(await ledger.call("1", "b", work, lambda: False))
+
+    with anyio.fail_after(BOUND):
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(wait)
+            waiting.start_soon(wait)
+            await work.started.wait()
+            ledger.cancel("1")
+    assert work.runs == 1
+    assert len(results) == 2
+    assert all(map(unknown, results))
+    assert "cancelled" in text(results[0])
+
+
+async def test_a_call_that_arrives_after_its_cancel_does_not_begin(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    """A pipe that is taken for broken may still bring it; or a new daemon is asked."""
+    ledger, work = open_ledger("b"), Work()
+    ledger.cancel("1")
+    with anyio.fail_after(BOUND):
+        assert unknown(await ledger.call("1", "b", work, lambda: False))
+        assert unknown(await open_ledger("c").call("1", "b", work, lambda: False))
+    assert work.runs == 0
+
+
+async def test_a_cancel_of_what_has_ended_changes_nothing(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    ledger, work = open_ledger("b"), Work("done")
+    with anyio.fail_after(BOUND):
+        await ledger.call("1", "b", work, lambda: False)
+        ledger.cancel("1")
+        assert text(await ledger.call("1", "b", work, lambda: False)) == "done"
+    assert work.runs == 1
