@@ -113,7 +113,8 @@ def line(process: Process) -> str:
     """Return a command as a line of a list."""
     command = process.command[:COMMAND_SHOWN].replace("\n", "\\n")
     left = f", {process.left_running} left running" if process.left_running else ""
-    return f"{process.id}  {state_line(process)}{left}  {process.seconds:.1f} s  {command}"
+    log = f"  (log: {process.log_file})" if process.log_file else ""
+    return f"{process.id}  {state_line(process)}{left}  {process.seconds:.1f} s  {command}{log}"
 
 
 def row(process: Process) -> dict[str, Any]:

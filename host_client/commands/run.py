@@ -137,6 +137,8 @@ async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) ->
         return EXIT_TIMED_OUT
     name = str(last.get("signal") or "SIGKILL")
     print(f"podpipe: ended by {name}", file=sys.stderr)
+    if last.get("note"):
+        print(f"podpipe: {last['note']}", file=sys.stderr)
     return 128 + getattr(signal, name, signal.SIGKILL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -10,13 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from host_client.cli import _parser
+from host_client.commands import run
 from host_client.config import SETTINGS_HELP
+from host_client.host import Host
 from tests.host_client.conftest import Podpipe, StubCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +59,27 @@ def test_run_tells_an_end_by_signal_and_by_timeout(podpipe: Podpipe) -> None:
     late = podpipe("run", "--timeout", "1", "work", "--", "echo before; sleep 30")
     assert (late.returncode, late.stdout) == (124, "before\n")
     assert "timed out" in late.stderr
+
+
+async def test_run_tells_why_a_command_was_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    class Sessions:
+        async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+            facts = {"data": "", "cursor": 0, "dropped_bytes": 0, "eof": True, "state": "killed"}
+            why = {
+                "exit_code": None,
+                "signal": "SIGKILL",
+                "note": "[the sandbox ran out of memory]",
+            }
+            return {"structuredContent": facts | why}
+
+    class Reached:
+        sessions = Sessions()
+
+    arguments = argparse.Namespace(sandbox="work", json=False, timeout=1)
+    code = await run._follow(cast(Host, Reached()), arguments, "p1")
+    assert code == 128 + 9
+    said = "podpipe: ended by SIGKILL\npodpipe: [the sandbox ran out of memory]\n"
+    assert capsys.readouterr().err == said
 
 
 def test_run_gives_stdin_if_asked(podpipe: Podpipe) -> None:
