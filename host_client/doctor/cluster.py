@@ -24,6 +24,9 @@ SKEW_SECONDS = 30.0
 FEW = 3
 """With room for fewer sandboxes than this the quota is worth a warning."""
 
+NODES = 10
+"""How many nodes are asked for their configuration, one after the other."""
+
 DEEP = "`podpipe doctor --deep` finds out, with two sandboxes of its own"
 
 
@@ -53,6 +56,7 @@ async def examined(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Async
     yield await quota(kubectl, settings)
     yield await sandbox(kubectl, settings, with_class=runtime.result != "warning")
     yield await image(kubectl, settings)
+    yield await processes(kubectl)
     yield await network(kubectl, deep=deep)
 
 
@@ -256,6 +260,32 @@ def _same_image(name: str, wanted: str) -> bool:
     """Nodes list images with their registry and tag written out."""
     tagged = wanted if ":" in wanted.rpartition("/")[2] or "@" in wanted else f"{wanted}:latest"
     return tagged in (name, name.removeprefix("docker.io/").removeprefix("library/"))
+
+
+async def processes(kubectl: Kubectl) -> Finding:
+    """Whether a fork bomb ends at a sandbox's edge, which is the kubelet's to see to.
+
+    The limit is that of the pod, so nothing inside a container shows it.
+    """
+    unlimited: list[str] = []
+    try:
+        nodes = (await kubectl.json("get", "nodes", "-o", "json"))["items"]
+        names = [str(node["metadata"]["name"]) for node in nodes[:NODES]]
+        for name in names:
+            path = f"/api/v1/nodes/{name}/proxy/configz"
+            config = (await kubectl.json("get", "--raw", path))["kubeletconfig"]
+            if int(config.get("podPidsLimit", -1)) <= 0:
+                unlimited.append(name)
+    except Forbidden:
+        fix = "an administrator's doctor tells it"
+        return Finding("processes", "unknown", "the kubelets' podPidsLimit may not be read", fix)
+    if not names:
+        return Finding("processes", "unknown", "the cluster has no node")
+    if unlimited:
+        detail = f"no limit for a sandbox on {', '.join(unlimited)}"
+        fix = "have podPidsLimit set in the kubelet's configuration, to 4096 for example"
+        return Finding("processes", "warning", detail, fix)
+    return Finding("processes", "ok", f"podPidsLimit is set on {', '.join(names)}")
 
 
 async def network(kubectl: Kubectl, *, deep: bool) -> Finding:

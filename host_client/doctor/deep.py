@@ -33,7 +33,6 @@ try:
 except OSError as error:
     print(error)
 """
-_PIDS = "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null | head -1"
 
 
 async def tried(settings: Settings) -> AsyncIterator[Finding]:
@@ -48,7 +47,6 @@ async def tried(settings: Settings) -> AsyncIterator[Finding]:
                 await host.open(made[-1])
             seconds = (anyio.current_time() - began) / 2
             yield Finding("sandbox made", "ok", f"made and answered in {seconds:.1f} s")
-            yield await _pids(host, made[0])
             yield await _network(host, made[0], made[1])
         except PodpipeError as error:
             yield Finding("sandbox made", "failure", str(error), "mend that, then try again")
@@ -56,15 +54,6 @@ async def tried(settings: Settings) -> AsyncIterator[Finding]:
             with anyio.CancelScope(shield=True):
                 for sandbox_id in made:
                     await host.launcher.destroy(sandbox_id)
-
-
-async def _pids(host: Host, sandbox_id: str) -> Finding:
-    """Whether a fork bomb ends at the sandbox's edge."""
-    limit = (await _run(host, sandbox_id, _PIDS)).strip()
-    if limit.isdigit():
-        return Finding("processes", "ok", f"at most {limit} in a sandbox")
-    fix = "have podPidsLimit set in the kubelet's configuration, to 4096 for example"
-    return Finding("processes", "warning", "their number in a sandbox has no limit", fix)
 
 
 async def _network(host: Host, listening: str, reaching: str) -> Finding:

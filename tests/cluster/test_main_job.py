@@ -239,5 +239,6 @@ def test_doctor_finds_nothing_wrong_with_the_role_of_a_launcher(
     assert "failure" not in of_the_cluster.values()
     assert {check for check, result in results.items() if result != "ok"} == {
         "storageclass",  # not to be read without --cluster-reads
+        "processes",  # an administrator's to know
         "network policy",  # not to be known without --deep
     }

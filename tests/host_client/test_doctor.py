@@ -65,7 +65,8 @@ def policy(selector: dict[str, Any], *types: str) -> Answer:
 
 
 def node(*images: str) -> Answer:
-    return {"items": [{"status": {"images": [{"names": list(images)}]}}]}
+    status = {"images": [{"names": list(images)}]}
+    return {"items": [{"metadata": {"name": "one"}, "status": status}]}
 
 
 IMAGE = "sandbox-base:latest"
@@ -79,6 +80,10 @@ Check = Callable[[Kubectl, Settings], Awaitable[Finding]]
 
 def takes(*, with_class: bool) -> Check:
     return lambda kubectl, settings: cluster.sandbox(kubectl, settings, with_class=with_class)
+
+
+def processes(kubectl: Kubectl, _: Settings) -> Awaitable[Finding]:
+    return cluster.processes(kubectl)
 
 
 def network(kubectl: Kubectl, _: Settings) -> Awaitable[Finding]:
@@ -123,6 +128,14 @@ LINES: list[tuple[Check, dict[str, Answer], str, str]] = [
      "ok", "on 1 of 1 nodes"),
     (cluster.image, {"pods": NONE, "nodes": node("docker.io/library/sandbox-base:old")},
      "warning", "on 0 of 1 nodes"),
+    (processes, {"nodes": FORBIDDEN}, "unknown", "may not be read"),
+    (processes, {"nodes": NONE}, "unknown", "no node"),
+    (processes, {"nodes": node(), "--raw": FORBIDDEN}, "unknown", "may not be read"),
+    (processes, {"nodes": node(), "--raw": {"kubeletconfig": {"podPidsLimit": 4096}}},
+     "ok", "set on one"),
+    (processes, {"nodes": node(), "--raw": {"kubeletconfig": {"podPidsLimit": -1}}},
+     "warning", "no limit for a sandbox on one"),
+    (processes, {"nodes": node(), "--raw": {"kubeletconfig": {}}}, "warning", "no limit"),
     (network, {"networkpolicies": policy({}, "Ingress", "Egress")}, "unknown", "closes the namespace; whether"),
     (network, {"networkpolicies": policy({}, "Ingress")}, "warning", "egress is open"),
     (network, {"networkpolicies": policy({"matchLabels": {"a": "b"}}, "Ingress", "Egress")},
