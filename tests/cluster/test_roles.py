@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -246,6 +247,26 @@ async def test_the_reaper_needs_each_of_its_rights(
     with without(cluster, REAPER, right):
         await fails(REAPER_USES[right], reaper)
     await succeeds(REAPER_USES[right], reaper)
+
+
+@pytest.mark.parametrize("verb", ["get", "create"])
+def test_doctor_names_the_verb_of_exec_that_is_missing(
+    cluster: Cluster, user: str, verb: str
+) -> None:
+    """L39: which of the two a server asks for depends on its version and on kubectl's."""
+    with without(cluster, LAUNCHER, (verb, "pods/exec")):
+        deadline = time.monotonic() + EFFECT_SECONDS
+        while not (found := _not_ok(cluster)):
+            assert time.monotonic() < deadline, "the role is not seen to have changed"
+    (permissions,) = found
+    assert permissions["result"] == "failure"
+    assert permissions["detail"].endswith(f": {verb} pods/exec")
+
+
+def _not_ok(cluster: Cluster) -> list[dict[str, str]]:
+    """What doctor says of permissions, unless they are ok."""
+    report = json.loads(cluster.podpipe("doctor", "--json").stdout)
+    return [f for f in report if (f["check"], f["result"] == "ok") == ("permissions", False)]
 
 
 async def test_hosts_that_may_not_read_runtime_classes_make_the_same_pod(stage: Stage) -> None:

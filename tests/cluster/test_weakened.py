@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -193,21 +194,39 @@ async def test_a_sandbox_that_is_there_is_not_weakened(cluster: Cluster, made: s
     assert "carries podpipe's labels" in changed(cluster, made, hidden)
 
 
-async def test_a_pod_of_an_earlier_policy_is_told_its_expiry_and_no_more(
-    cluster: Cluster, made: str
-) -> None:
-    later = cluster.podpipe("render", "admin", "--image", "later:1", "--allow-purge").stdout
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=later, everywhere=True)
+@contextmanager
+def policy(cluster: Cluster, weak: Pod, *options: str) -> Iterator[None]:
+    """What `render admin` makes of other options, from when it refuses the pod `weak` until it ends."""
+    other = cluster.podpipe("render", "admin", "--allow-purge", *options).stdout
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=other, everywhere=True)
     try:
         deadline = time.monotonic() + POLICY_SECONDS
-        while POLICY not in cluster.refusal(cluster.pod()):
-            assert time.monotonic() < deadline, "the later policy does not come into force"
-        notes = {"metadata": {"annotations": {"podpipe/expires-at": "2030-01-01T00:00:00Z"}}}
-        assert changed(cluster, made, notes) == ""
-        labels = {"metadata": {"labels": {"other": "label"}}}
-        assert POLICY in changed(cluster, made, labels)
+        while POLICY not in cluster.refusal(weak):
+            assert time.monotonic() < deadline, "the policy does not come into force"
+        yield
     finally:
         cluster.administer()
         deadline = time.monotonic() + POLICY_SECONDS
         while cluster.refusal(cluster.pod()):
             assert time.monotonic() < deadline, "the first policy does not come back"
+
+
+async def test_a_pod_of_an_earlier_policy_is_told_its_expiry_and_no_more(
+    cluster: Cluster, made: str
+) -> None:
+    with policy(cluster, cluster.pod(), "--image", "later:1"):
+        notes = {"metadata": {"annotations": {"podpipe/expires-at": "2030-01-01T00:00:00Z"}}}
+        assert changed(cluster, made, notes) == ""
+        labels = {"metadata": {"labels": {"other": "label"}}}
+        assert POLICY in changed(cluster, made, labels)
+
+
+def test_a_pod_that_shares_the_kernel_is_refused_where_isolation_is_required(
+    cluster: Cluster,
+) -> None:
+    """A user namespace will do; gVisor cannot be asked for on a cluster that has none."""
+    pod = cluster.pod()
+    with policy(cluster, pod, "--require-isolation"):
+        assert "a sandbox here needs gVisor or a user namespace" in cluster.refusal(pod)
+        pod["spec"]["hostUsers"] = False
+        assert cluster.refusal(pod) == ""
