@@ -56,15 +56,15 @@ class Room:
         own = [each for each in there if each["labels"].get(c.LABEL_USER) == key]
         if len(own) >= settings.max_sandboxes_per_user:
             raise LimitReached(
-                f"user {settings.user!r} has {len(own)} sandboxes already, the maximum is "
+                f"user {settings.user!r} has as many sandboxes as a user may have, "
                 f"{settings.max_sandboxes_per_user} (setting MAX_SANDBOXES_PER_USER): nothing was "
                 "made. Destroy one that is not needed; `podpipe list` (list_sandboxes) shows them"
             )
         if len(there) >= settings.max_sandboxes:
             raise LimitReached(
-                f"namespace {settings.namespace} has {len(there)} sandboxes of all users already, "
-                f"the maximum is {settings.max_sandboxes} (setting MAX_SANDBOXES): nothing was "
-                "made. Destroy one that is not needed, or try again later"
+                f"namespace {settings.namespace} has as many sandboxes of all users as it may have, "
+                f"{settings.max_sandboxes} (setting MAX_SANDBOXES): nothing was made. Destroy one "
+                "that is not needed, or try again later"
             )
 
 

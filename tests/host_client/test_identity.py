@@ -71,9 +71,31 @@ def test_a_name_gives_the_same_id_for_its_user_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "Work", "9lives", "a_b", "-a", "a-", "ü", "a" * (MAX_NAME + 1), "a b", "a/b", "a\n"]
+    "bad",
+    [
+        "",
+        "Work",
+        "9lives",
+        "a_b",
+        "-a",
+        "a-",
+        "ü",
+        "a" * (MAX_NAME + 1),
+        "a" * 60,
+        "a" * 63,
+        "a" * 64,
+        "a" * 253,
+        "ａ",
+        "а",
+        "a.b",
+        "a\u200b",
+        "a b",
+        "a/b",
+        "a\n",
+    ],
 )
 def test_an_unusable_name_is_refused_with_an_example(bad: str) -> None:
+    """L43: a long name made a pod that never came."""
     with pytest.raises(UsageError, match="build-1"):
         named_sandbox_id("alice", bad)
 

@@ -150,6 +150,22 @@ async def test_nor_does_its_state_or_half_a_forgery_tell_of_it(
     assert not any("alice" in warning for warning in bob.warnings)
 
 
+async def test_a_pod_that_only_has_the_labels_of_a_sandbox_is_neither_used_nor_deleted(
+    stub: StubCluster,
+) -> None:
+    """L46: what somebody else had made was adopted, and went with the sandbox."""
+    one = launcher(stub)
+    made = await one.create(name="work")
+    pod = stub.objects[f"Pod/{made.sandbox.pod_name}"]
+    foreign = pod | {"metadata": pod["metadata"] | {"name": "foreign", "ownerReferences": []}}
+    stub.add(foreign)
+    _, used = await one.running("work")
+    assert used.name == made.sandbox.pod_name
+    await one.suspend("work")
+    await one.destroy("work")
+    assert stub.names("Pod") == ["foreign"]
+
+
 async def test_a_user_whose_key_looks_like_anothers_is_another(stub: StubCluster) -> None:
     await launcher(stub, PODPIPE_USER="Alice").create(name="work")
     for user in ("alice", "alice ", "ALICE", "\uff21lice"):

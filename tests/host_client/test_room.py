@@ -71,8 +71,8 @@ async def test_a_record_without_annotations_counts_and_one_that_is_going_does_no
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("MAX_SANDBOXES_PER_USER", "user 'alice' has 2 sandboxes already, the maximum is 2"),
-        ("MAX_SANDBOXES", "namespace sandbox-system has 2 sandboxes of all users"),
+        ("MAX_SANDBOXES_PER_USER", "user 'alice' has as many sandboxes as a user may have, 2"),
+        ("MAX_SANDBOXES", "namespace sandbox-system has as many sandboxes of all users as it may"),
     ],
 )
 async def test_one_too_many_is_refused_before_anything_is_made(
