@@ -209,6 +209,7 @@ def limited(cluster: Cluster, folder: Path, rules: list[dict[str, list[str]]]) -
 
 
 def test_an_image_that_cannot_be_pulled(clean: Cluster) -> None:
+    """L44, as the next two and `test_a_request_beyond_every_node`."""
     refused(clean, 1, "ErrImagePull", "nonesuch.invalid/no:1", "SANDBOX_IMAGE",
             SANDBOX_IMAGE="nonesuch.invalid/no:1")  # fmt: skip
 
@@ -272,6 +273,7 @@ def test_a_quota_that_is_used_up(clean: Cluster) -> None:
 
 
 def test_a_name_taken_by_a_foreign_object(clean: Cluster, user: str) -> None:
+    """L46, as the next."""
     name = object_name(named_sandbox_id(user, "taken"))
     clean.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "b"}}

@@ -22,6 +22,7 @@ PAST = "2020-01-01T00:00:00Z"
 
 
 def test_what_expired_goes_and_what_lives_and_every_home_stays(cluster: Cluster, user: str) -> None:
+    """L50: homes are kept, by rule."""
     ids = {}
     for name in ("old", "new"):
         made = cluster.podpipe("create", "--name", name, "--json")
