@@ -36,8 +36,9 @@ async def cancel(pipes: Pipes, sent: SandboxSession, call_id: str) -> None:
             try:
                 await pipes.connect(sent.sandbox, sent.pod)
                 if session := pipes.get(sent.sandbox.id):
-                    await session.cancel(call_id)
-                    return
+                    if await session.cancel(call_id):
+                        return
+                    break
             except NotFound:
                 return
             except PodpipeError as error:

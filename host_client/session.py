@@ -351,14 +351,18 @@ class SandboxSession:
             return False
         return True
 
-    async def cancel(self, call_id: str) -> None:
+    async def cancel(self, call_id: str) -> bool:
         """Let the daemon end a call, or never begin it, by its id.
+
+        Returns:
+            Whether it can: an older one cannot.
 
         Raises:
             SessionLost: it may not know.
         """
         asked = {"name": CANCEL_CALL, "arguments": {CANCEL_ID: call_id}}
-        await self._ask("tools/call", asked, CANCEL_ANSWER_SECONDS)
+        answer = await self._ask("tools/call", asked, CANCEL_ANSWER_SECONDS)
+        return not answer.get("isError")
 
     async def list_tools(self) -> list[str]:
         """Names of the tools that the daemon offers."""

@@ -95,6 +95,24 @@ async def test_a_cancel_on_a_frozen_pipe_stops_the_command(
         assert await ended(await cancelled_when(host, stub, broken))
 
 
+async def test_a_daemon_that_knows_no_such_cancel_is_told_of(
+    stub: StubCluster,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An older image answers that it has no such tool; nothing is begun by that."""
+    monkeypatch.setattr("host_client.session.CANCEL_CALL", "podpipe/nonesuch")
+
+    async def broken() -> None:
+        os.kill(kubectl_of(host), signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        pid = await cancelled_when(host, stub, broken)
+        assert "could not be cancelled" in caplog.text
+        os.kill(pid, signal.SIGKILL)
+
+
 async def test_a_client_that_only_goes_away_stops_nothing(stub: StubCluster, host: Host) -> None:
     async def broken() -> None:
         os.kill(kubectl_of(host), signal.SIGKILL)
