@@ -110,6 +110,13 @@ def test_the_quota_holds_as_many_sandboxes_as_were_decided() -> None:
     )
 
 
+def test_the_quota_holds_the_records_that_create_allows() -> None:
+    hard = rendered(replace(SETTINGS, max_sandboxes=7))["ResourceQuota/team/podpipe"]["spec"][
+        "hard"
+    ]
+    assert hard["count/configmaps"] == "27"
+
+
 def test_further_networks_are_reached_when_they_are_named() -> None:
     def blocks(**decided: Any) -> list[str]:
         policy = rendered(**decided)["NetworkPolicy/team/podpipe"]
