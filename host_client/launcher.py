@@ -120,7 +120,13 @@ class Launcher:
             homes.append(await self._backend.home())
 
         async def start(sandbox: Sandbox) -> None:
-            pods.append(await self._backend.start(sandbox, homes[0]))
+            pod = await self._backend.start(sandbox, homes[0])
+            wait = deadline - anyio.current_time()
+            pods.append(
+                await answering(
+                    self._backend, self._connect, sandbox, pod, wait=wait, progress=progress
+                )
+            )
 
         try:
             async with anyio.create_task_group() as tasks:
@@ -141,24 +147,16 @@ class Launcher:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._room.refuse_full, sandbox)
                 tasks.start_soon(start, sandbox)
-            pod = await answering(
-                self._backend,
-                self._connect,
-                sandbox,
-                pods[0],
-                wait=deadline - anyio.current_time(),
-                progress=progress,
-            )
             sandbox = await self._made(sandbox)
-        except StillStarting as waiting:
-            return Status(await self._made(claimed[0]), "starting", None, waiting.detail)
         except BaseException as error:
+            if isinstance(cause := root_cause(error), StillStarting):
+                return Status(await self._made(claimed[0]), "starting", None, cause.detail)
             cancelled = isinstance(error, anyio.get_cancelled_exc_class())
             if claimed and not (lasting and cancelled):
                 with anyio.CancelScope(shield=True):
                     await self._undo(claimed[0], had_home=homes != [None])
             raise root_cause(error) from None
-        return Status(sandbox, "running", pod, "")
+        return Status(sandbox, "running", pods[0], "")
 
     async def _made(self, sandbox: Sandbox) -> Sandbox:
         """Note that somebody is told of the sandbox now, so that it lives until it expires."""
