@@ -55,7 +55,7 @@ async def examined(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Async
     yield await storage_class(kubectl, settings)
     yield await quota(kubectl, settings)
     yield await sandbox(kubectl, settings, with_class=runtime.result != "warning")
-    yield await image(kubectl, settings)
+    yield await image(kubectl, settings, deep=deep)
     yield await processes(kubectl)
     yield await network(kubectl, deep=deep)
 
@@ -232,8 +232,14 @@ async def sandbox(kubectl: Kubectl, settings: Settings, *, with_class: bool) -> 
     return Finding("sandbox", "ok", "its pod passes all admission")
 
 
-async def image(kubectl: Kubectl, settings: Settings) -> Finding:
-    """Whether the image is known to be there; only a pull can prove that it is not."""
+async def image(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Finding:
+    """Whether the image is known to be there; only a pull can prove that it is not.
+
+    Args:
+        kubectl: the pinned cluster.
+        settings: name the image.
+        deep: whether a sandbox of it will be made.
+    """
     pods = (await kubectl.json("get", "pods", "-o", "json"))["items"]
     for pod in pods:
         if pod.get("status", {}).get("phase") == "Running" and any(
@@ -243,7 +249,8 @@ async def image(kubectl: Kubectl, settings: Settings) -> Finding:
     try:
         nodes = (await kubectl.json("get", "nodes", "-o", "json"))["items"]
     except Forbidden:
-        return Finding("image", "unknown", f"{settings.image} runs nowhere here yet", DEEP)
+        fix = "" if deep else DEEP
+        return Finding("image", "unknown", f"{settings.image} runs nowhere here yet", fix)
     names = [
         {name for image in node["status"].get("images", []) for name in image.get("names", [])}
         for node in nodes

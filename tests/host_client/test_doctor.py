@@ -82,6 +82,10 @@ def takes(*, with_class: bool) -> Check:
     return lambda kubectl, settings: cluster.sandbox(kubectl, settings, with_class=with_class)
 
 
+def image(kubectl: Kubectl, settings: Settings) -> Awaitable[Finding]:
+    return cluster.image(kubectl, settings, deep=False)
+
+
 def processes(kubectl: Kubectl, _: Settings) -> Awaitable[Finding]:
     return cluster.processes(kubectl)
 
@@ -122,11 +126,11 @@ LINES: list[tuple[Check, dict[str, Answer], str, str]] = [
      "failure", "room for 0 more"),
     (takes(with_class=False), {"try Pod": tried()}, "ok", "passes all admission"),
     (takes(with_class=True), {"try Pod": POLICY}, "failure", "is refused: The pods"),
-    (cluster.image, {"pods": RUNS}, "ok", "runs here"),
-    (cluster.image, {"pods": NONE, "nodes": FORBIDDEN}, "unknown", "runs nowhere here yet"),
-    (cluster.image, {"pods": NONE, "nodes": node(f"docker.io/library/{IMAGE}")},
+    (image, {"pods": RUNS}, "ok", "runs here"),
+    (image, {"pods": NONE, "nodes": FORBIDDEN}, "unknown", "runs nowhere here yet"),
+    (image, {"pods": NONE, "nodes": node(f"docker.io/library/{IMAGE}")},
      "ok", "on 1 of 1 nodes"),
-    (cluster.image, {"pods": NONE, "nodes": node("docker.io/library/sandbox-base:old")},
+    (image, {"pods": NONE, "nodes": node("docker.io/library/sandbox-base:old")},
      "warning", "on 0 of 1 nodes"),
     (processes, {"nodes": FORBIDDEN}, "unknown", "may not be read"),
     (processes, {"nodes": NONE}, "unknown", "no node"),
@@ -155,10 +159,12 @@ async def test_a_line_says_what_was_found_and_what_is_to_be_done(
         assert finding.fix
 
 
-async def test_that_a_policy_was_not_tried_is_not_said_where_it_will_be(stub: StubCluster) -> None:
+async def test_what_was_not_tried_is_not_said_where_it_will_be(stub: StubCluster) -> None:
     kubectl = Answering(stub, {"networkpolicies": policy({}, "Ingress", "Egress")})
     finding = await cluster.network(kubectl, deep=True)
     assert (finding.result, finding.fix) == ("ok", "")
+    kubectl = Answering(stub, {"pods": NONE, "nodes": FORBIDDEN})
+    assert not (await cluster.image(kubectl, stub.settings(), deep=True)).fix
 
 
 async def test_a_class_that_somebody_set_has_to_exist(stub: StubCluster) -> None:
