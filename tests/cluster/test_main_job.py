@@ -242,3 +242,15 @@ def test_doctor_finds_nothing_wrong_with_the_role_of_a_launcher(
         "processes",  # an administrator's to know
         "network policy",  # not to be known without --deep
     }
+
+
+def test_doctor_tries_in_two_sandboxes_and_leaves_none(cluster: Cluster, user: str) -> None:
+    """Whether one reaches the other is the cluster's matter; that it is found out is ours."""
+    report = cluster.podpipe("doctor", "--deep", "--json")
+    found = {finding["check"]: finding for finding in json.loads(report.stdout)}
+    assert found["sandbox made"]["result"] == "ok", report.stdout
+    assert found["network"]["result"] in ("ok", "failure"), report.stdout
+    assert report.returncode == (found["network"]["result"] == "failure")
+    selector = ("-l", f"podpipe/user={user}")
+    assert cluster.get("configmaps", *selector)["items"] == []
+    cluster.kubectl("wait", "--for=delete", "pods", *selector, "--timeout=30s")
