@@ -58,21 +58,20 @@ class Cluster:
         self.environment = environment | {"NAMESPACE": self.namespace, "PODPIPE_USER": "alice"}
         self.reaper = self.environment
 
+    def rendered(self, *options: str) -> str:
+        """`podpipe render admin` for these tests."""
+        done = self.podpipe(
+            "render", "admin", "--image", self.settings().image, *ALLOWED, *options,
+            MAX_CPU_LIMIT="1024", MAX_MEMORY_LIMIT="16Ti",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def administer(self, *options: str) -> str:
-        """Apply `podpipe render admin`, and return it."""
-        rendered = self.podpipe(
-            "render",
-            "admin",
-            "--image",
-            self.settings().image,
-            *ALLOWED,
-            *options,
-            MAX_CPU_LIMIT="1024",
-            MAX_MEMORY_LIMIT="16Ti",
-        )
-        assert rendered.returncode == 0, rendered.stderr
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=rendered.stdout, everywhere=True)
-        return rendered.stdout
+        """Apply what is rendered, and return it."""
+        rendered = self.rendered(*options)
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=rendered, everywhere=True)
+        return rendered
 
     def take_roles(self) -> None:
         """From now on be what the administrator's manifests let a launcher and a reaper be."""
@@ -212,8 +211,9 @@ def cluster(
     found = Cluster(
         environment | files | canaries.ENVIRONMENT, tmp_path_factory.mktemp("kubeconfigs")
     )
-    applied = found.administer()
+    applied = found.rendered()
     try:
+        found.administer()
         found.take_roles()
         yield found
     finally:
