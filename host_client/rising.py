@@ -147,6 +147,8 @@ def _next_step(reason: str, message: str, sandbox: Sandbox) -> str:
             "Its home is on the node where other sandboxes of yours run, and there is no room left: "
             "suspend or destroy one of them, or ask for less"
         )
+    if "untolerated taint" in message:
+        return "Nodes are not ready or kept for others (`kubectl get nodes`): try again when one is"
     if reason == "Unschedulable":
         return (
             f"It asks for cpu {sandbox.spec.cpu_request} and memory {sandbox.spec.memory_request}; "

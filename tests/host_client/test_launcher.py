@@ -634,3 +634,28 @@ async def test_a_runtime_class_that_was_asked_for_is_never_left_out(stub: StubCl
     with pytest.raises(LaunchFailed, match="kata"):
         await launcher(stub, RUNTIME_CLASS="kata").create()
     assert set(stub.objects) == {"Namespace/sandbox-system"}
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (
+            "0/3 nodes are available: 3 node(s) didn't match pod affinity rules.",
+            "Its home is on the node where other sandboxes of yours run",
+        ),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint(s).", "kubectl get nodes"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "ask for less"),
+    ],
+)
+async def test_a_pod_that_fits_no_node_is_refused_with_what_helps(
+    stub: StubCluster, message: str, hint: str
+) -> None:
+    """The second sandbox of a home on a full node too: it never waits for the volume."""
+    unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    stub.faults(pod={"phase": "Pending", "conditions": [unfit | {"message": message}],
+                     "containerStatuses": []})  # fmt: skip
+    with anyio.fail_after(30):
+        with pytest.raises(LaunchFailed, match=hint) as failed:
+            await launcher(stub).create()
+    assert failed.value.reason == "Unschedulable"
+    assert set(stub.objects) == {"Namespace/sandbox-system"}
