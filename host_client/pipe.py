@@ -257,7 +257,7 @@ class Pipe(asyncio.SubprocessProtocol):
             message = None
         if not isinstance(message, dict):
             if line.strip():
-                log.debug("%s wrote what is no message: %r", self.name, line[:200])
+                log.debug("%s wrote %d bytes that are no message", self.name, len(line))
         elif "method" not in message:
             self._answer(message.get("id"), message)
         elif "id" in message:
