@@ -13,7 +13,8 @@ import anyio
 
 from host_client.backoff import pauses
 from host_client.errors import NotFound, PodpipeError
-from host_client.session import Pipes, SandboxSession
+from host_client.pipes import Pipes
+from host_client.session import SandboxSession
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, 
 from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher
-from host_client.session import Pipes, SandboxSession
+from host_client.pipes import Pipes
+from host_client.session import SandboxSession
 from host_client.sessions import Sessions
 from host_client.status import Progress, silent
 from host_client.transfer import Transfers

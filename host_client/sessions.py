@@ -34,8 +34,9 @@ from host_client.errors import (
 )
 from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.pipe import OnProgress
+from host_client.pipes import Pipes
 from host_client.sandbox import PodView, Sandbox
-from host_client.session import ANSWER_MARGIN_SECONDS, Pipes, SandboxSession
+from host_client.session import ANSWER_MARGIN_SECONDS, SandboxSession
 from host_client.status import Progress, Status, silent
 from in_pod_server.contract import (
     CALL_LIMIT_SECONDS,
