@@ -59,10 +59,22 @@ def send(number: signal.Signals, pids: list[int]) -> None:
             os.kill(pid, number)
 
 
-def node_api_server() -> Path:
-    """Where the node provider keeps the id of its API server."""
+def node_record(program: str) -> Path:
+    """Where the node provider keeps the id of one of its programs."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    return state / "podpipe/node/run/kube-apiserver.pid"
+    return state / f"podpipe/node/run/{program}.pid"
+
+
+def node_process(program: str) -> int:
+    """The id of one of the node's programs, such as kubelet.
+
+    Raises:
+        PrerequisiteError: the cluster is not one of the node provider's.
+    """
+    record = node_record(program)
+    if not record.exists():
+        raise PrerequisiteError(f"only the node provider's {program} can be broken by a test")
+    return int(record.read_text(encoding="utf-8").split()[0])
 
 
 def restart_api_server() -> None:
@@ -71,10 +83,7 @@ def restart_api_server() -> None:
     Raises:
         PrerequisiteError: the cluster is not one of the node provider's.
     """
-    record = node_api_server()
-    if not record.exists():
-        raise PrerequisiteError("only the node provider's API server can be restarted by a test")
-    os.kill(int(record.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
+    os.kill(node_process("kube-apiserver"), signal.SIGKILL)
     bash = shutil.which("bash")
     assert bash
     subprocess.run([bash, str(ROOT / "scripts/cluster"), "up"], check=True, capture_output=True)
@@ -107,7 +116,7 @@ class RealCluster:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.restarts_api = node_api_server().exists()
+        self.restarts_api = node_record("kube-apiserver").exists()
 
     def mark(self, pod: PodView) -> str:
         """Its name is an argument of kubectl's."""
