@@ -29,6 +29,8 @@ It runs by the other's name, which is what scripts see."""
 OOM_SCORE: Final = b"1000"
 """The most there is: Kubernetes gives the daemon up to 999, and it is by size that the kernel chooses
 among equals."""
+NICENESS: Final = 10
+"""Of commands, so that the daemon has its turn among a hundred of them that want all there is."""
 ARGV_SCRIPT_BYTES: Final = 96 * 1024
 """A longer script goes through a file: the kernel takes at most 128 KiB in one argument."""
 
@@ -117,6 +119,10 @@ class Launcher:
                 raise _refused(exc, cwd) from exc
         _offer_to_oom_killer(child.pid)
         _dump_no_core(child.pid)
+        with contextlib.suppress(OSError):
+            os.setpriority(
+                os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+            )
         return child
 
     def forget(self, process_id: str) -> None:

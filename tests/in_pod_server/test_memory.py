@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import anyio
 import pytest
 
 from in_pod_server import guard
-from in_pod_server.launch import Launcher
+from in_pod_server.launch import NICENESS, Launcher
 from in_pod_server.memory import Gauge, OomCounter, memory_limit
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
@@ -253,3 +254,14 @@ async def test_nobody_looks_at_the_memory_while_no_command_runs(
 @pytest.mark.parametrize("limit", [64 << 20, 256 << 20, 4 << 30, 64 << 30])
 def test_what_is_kept_free_is_a_part_of_the_memory_but_never_much(limit: int) -> None:
     assert 8 << 20 <= guard.reserve(limit) <= min(limit // 8, 256 << 20)
+
+
+async def test_a_command_and_what_it_starts_give_way_to_the_daemon(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    """Else it has no turn, among a hundred that take memory, before there is none left."""
+    table, _ = guarded
+    process = start(table, "sleep 0.1; nice; bash -c nice")
+    await process.wait(PATIENCE)
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    assert text_of(command_result(process)).endswith(f"\n{expected}\n{expected}\n")
