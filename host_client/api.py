@@ -112,6 +112,13 @@ class Api:
                 page["continue"] = rest
         raise KubectlError(f"{resource.plural} cannot be listed: the list keeps becoming too old")
 
+    async def objects(self, resource: Resource, selector: str) -> list[Object]:
+        """The few objects of a kind that have these labels, whole. Raises as `metadata`."""
+        answer = await self._ask(
+            "GET", self._path(resource), params={"labelSelector": selector, "limit": str(PAGE)}
+        )
+        return self._checked(answer).json()["items"] or []
+
     async def one(self, resource: Resource, name: str) -> Object | None:
         """The metadata of one object, or None where the API says 404. Raises as `metadata`."""
         answer = await self._ask(

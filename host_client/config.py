@@ -139,6 +139,8 @@ class Settings:
     ttl_minutes: int = 60
     max_ttl_minutes: int = 1440
     idle_suspend_minutes: int = 0
+    ttl_stops: bool = False
+    """Whether suspended time counts for nothing."""
     """0: never."""
     cpu_limit: str = "2"
     memory_limit: str = "4Gi"
@@ -239,6 +241,10 @@ class Settings:
                 0,
                 MAX_TTL_LIMIT,
             ),
+            ttl_stops=_choice(
+                env.get("TTL_WHILE_SUSPENDED", ""), "TTL_WHILE_SUSPENDED", ("runs", "stops")
+            )
+            == "stops",
             cpu_limit=text("DEFAULT_CPU_LIMIT", defaults.cpu_limit),
             memory_limit=text("DEFAULT_MEMORY_LIMIT", defaults.memory_limit),
             max_cpu_limit=text("MAX_CPU_LIMIT", defaults.max_cpu_limit),

@@ -387,7 +387,7 @@ class Launcher:
 
     async def _next_incarnation(self, sandbox: Sandbox) -> None:
         """Raise the incarnation by compare-and-swap; whoever loses goes by what the winner wrote."""
-        wanted = replace(sandbox, state="Running", incarnation=sandbox.incarnation + 1)
+        wanted = sandbox.resumed(self._clock.now())
         try:
             await self._backend.update(sandbox, wanted)
         except Conflict:
@@ -396,7 +396,7 @@ class Launcher:
     async def _suspend_failed(self, sandbox: Sandbox, pod: PodView) -> None:
         """A pod that cannot start is not left to retry for ever; the record stays."""
         try:
-            await self._backend.update(sandbox, replace(sandbox, state="Suspended"))
+            await self._backend.update(sandbox, sandbox.suspended(self._clock.now()))
             await self._backend.stop(pod)
         except PodpipeError as error:
             log.warning("pod %s of a failed start was left: %s", pod.name, error)
@@ -414,7 +414,7 @@ class Launcher:
         with anyio.CancelScope(shield=True):
             while sandbox.state != "Suspended":
                 try:
-                    wanted = replace(sandbox, state="Suspended")
+                    wanted = sandbox.suspended(self._clock.now())
                     sandbox = await self._backend.update(sandbox, wanted)
                 except Conflict:
                     sandbox, _ = await self._backend.observe(sandbox.id)
@@ -435,6 +435,7 @@ class Launcher:
         sandbox, pods = await self._on_time(lambda: self.find(ref))
         while True:
             await self._refuse_expired(sandbox)
+            sandbox = sandbox.counted(self._clock.now())
             wanted = sandbox.with_lifetime(self._clock.now(), ttl_minutes)
             if wanted.expires_at <= sandbox.expires_at:
                 return status_of(sandbox, pods, self._clock.now())

@@ -18,7 +18,13 @@ import anyio
 from host_client.api import Api, Resource, proxied
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError
 from host_client.kubectl import Kubectl
-from host_client.sandbox import ORPHAN_GRACE_SECONDS, object_name, parse_timestamp, timestamp
+from host_client.sandbox import (
+    ORPHAN_GRACE_SECONDS,
+    PodView,
+    object_name,
+    parse_timestamp,
+    timestamp,
+)
 from in_pod_server import contract as c
 
 CONNECTIONS = 8
@@ -92,13 +98,16 @@ class Unreadable:
         return {"object": f"{RECORDS}/{self.name}", "detail": self.detail}
 
 
-def decide_record(record: Object, now: datetime, grace: timedelta) -> Doomed | Unreadable | None:
+def decide_record(
+    record: Object, now: datetime, grace: timedelta, ended_at: datetime | None = None
+) -> Doomed | Unreadable | None:
     """Whether the record of a sandbox is over.
 
     Args:
         record: its metadata.
         now: the API server's time, aware.
         grace: age up to which a create may be under way.
+        ended_at: when its pod ended by itself, if it did; counts where `may_stand_still`.
 
     Returns:
         The deletion and why, that its expiry cannot be read, or None while it lives or where it only
@@ -116,9 +125,25 @@ def decide_record(record: Object, now: datetime, grace: timedelta) -> Doomed | U
         expires_at = parse_timestamp(text)
     except (TypeError, ValueError, OverflowError) as error:
         return Unreadable(record["name"], f"{c.ANNOTATION_EXPIRES_AT} is {text!r}: {error}")
-    if now < expires_at:
+    if now < expires_at or (may_stand_still(record) and _stood_still(notes, ended_at, expires_at)):
         return None
     return _doomed(RECORDS, record, "expired", f"expired at {timestamp(expires_at)}")
+
+
+def may_stand_still(record: Object) -> bool:
+    """Whether a sandbox's time stands still while it is suspended, or has ended by itself."""
+    return c.ANNOTATION_SUSPENDED_AT in record.get("annotations", {})
+
+
+def _stood_still(notes: Mapping[str, str], ended_at: datetime | None, expires_at: datetime) -> bool:
+    """Whether it was suspended before its time was over; where nobody can tell, it was."""
+    try:
+        since = notes[c.ANNOTATION_SUSPENDED_AT] and parse_timestamp(
+            notes[c.ANNOTATION_SUSPENDED_AT]
+        )
+    except (TypeError, ValueError, OverflowError):
+        return True
+    return any(when < expires_at for when in (since, ended_at) if when)
 
 
 def decide_dependant(
@@ -250,14 +275,14 @@ class _Sweep:
         async for record in self._api.metadata(RESOURCES[RECORDS], SELECTOR):
             self._records |= {record["uid"], record["labels"][c.LABEL_SANDBOX]}
             self.report.sandboxes += 1
-            match decide_record(record, self._now(), self._grace):
+            match await self._decided_record(record):
                 case Doomed() as over:
                     doomed[over.ref] = over
                 case Unreadable() as unreadable:
                     self.report.unreadable.append(unreadable)
         for resource, found in dependants.items():
             for each in found:
-                if orphan := self._decided(resource, each):
+                if orphan := await self._decided(resource, each):
                     doomed[orphan.ref] = orphan
         self.report.deleted = list(doomed.values())
 
@@ -278,9 +303,23 @@ class _Sweep:
             raise ApiUnreachable("the API server's answers carry no Date: expiry cannot be judged")
         return self._api.now
 
-    def _decided(self, resource: str, found: Object) -> Doomed | None:
+    async def _decided_record(self, record: Object) -> Doomed | Unreadable | None:
+        decision = decide_record(record, self._now(), self._grace)
+        if not isinstance(decision, Doomed) or not may_stand_still(record):
+            return decision
+        # Only here does it matter when a pod ended, which its metadata do not tell.
+        ended = [
+            pod.finished_at
+            for item in await self._api.objects(
+                RESOURCES["pods"], f"{SELECTOR},{c.LABEL_SANDBOX}={_sandbox_id(record)}"
+            )
+            if (pod := PodView.from_object(item)).phase == "Succeeded" and pod.finished_at
+        ]
+        return decide_record(record, self._now(), self._grace, max(ended, default=None))
+
+    async def _decided(self, resource: str, found: Object) -> Doomed | None:
         if resource == RECORDS:
-            decision = decide_record(found, self._now(), self._grace)
+            decision = await self._decided_record(found)
             return decision if isinstance(decision, Doomed) else None
         return decide_dependant(resource, found, self._records, self._now(), self._grace)
 
@@ -315,7 +354,7 @@ class _Sweep:
                 if found is None:
                     self.report.deleted.append(over)
                     return
-                over = self._decided(over.resource, found)
+                over = await self._decided(over.resource, found)
         except KubectlError as error:
             self.report.failed[doomed.ref] = str(error)
             return

@@ -73,7 +73,11 @@ def _takes_room(metadata: Mapping[str, Any], now: datetime) -> bool:
     if "deletionTimestamp" in metadata:
         return False
     try:
-        return parse_timestamp(metadata["annotations"][c.ANNOTATION_EXPIRES_AT]) > now
+        notes = metadata["annotations"]
+        # Its time may stand still since then.
+        seen = notes.get(c.ANNOTATION_SUSPENDED_AT)
+        at = min(now, parse_timestamp(seen)) if seen else now
+        return parse_timestamp(notes[c.ANNOTATION_EXPIRES_AT]) > at
     except (KeyError, TypeError, ValueError, OverflowError):
         return True
 

@@ -82,6 +82,8 @@ class SandboxSpec:
     max_file_bytes: int
     idle_suspend_minutes: int = 0
     """0: never; also in the records of a podpipe that knew no idle sandboxes."""
+    ttl_stops: bool = False
+    """Whether its time stands still while it is suspended; likewise."""
 
     @classmethod
     def from_settings(cls, settings: Settings, cpu_limit: str = "", memory_limit: str = "") -> Self:
@@ -110,6 +112,7 @@ class SandboxSpec:
             max_ttl_minutes=settings.max_ttl_minutes,
             max_file_bytes=settings.max_file_bytes,
             idle_suspend_minutes=settings.idle_suspend_minutes,
+            ttl_stops=settings.ttl_stops,
         )
 
     def to_json(self) -> str:
@@ -124,12 +127,14 @@ class SandboxSpec:
             ValueError, TypeError, KeyError: a fact is missing or is none.
         """
         found = json.loads(text)
-        known = {"idle_suspend_minutes": 0} | found
+        known = {"idle_suspend_minutes": 0, "ttl_stops": False} | found
         spec = cls(**{spec_field.name: known[spec_field.name] for spec_field in fields(cls)})
         if not 1 <= spec.max_ttl_minutes <= MAX_TTL_LIMIT or spec.max_file_bytes < 1:
             raise ValueError("a number in the spec is out of range")
         if not 0 <= spec.idle_suspend_minutes <= MAX_TTL_LIMIT:
             raise ValueError("idle_suspend_minutes is out of range")
+        if not isinstance(spec.ttl_stops, bool):
+            raise TypeError("ttl_stops")
         for name in ("cpu_limit", "memory_limit", "cpu_request", "memory_request"):
             if not isinstance(getattr(spec, name), str):
                 raise TypeError(name)
@@ -157,6 +162,8 @@ class Sandbox:
     state: RecordState
     incarnation: int
     spec: SandboxSpec
+    suspended_at: datetime | None = None
+    """Since when its time stands still; None where it does not."""
     uid: str = ""
     version: str = ""
 
@@ -176,7 +183,33 @@ class Sandbox:
 
     def expired(self, now: datetime) -> bool:
         """Whether its time is over."""
-        return now >= self.expires_at
+        return now >= self.counted(now).expires_at
+
+    def counted(self, now: datetime) -> Sandbox:
+        """The same as it is now: time that stood still has not passed."""
+        if self.suspended_at is None or now <= self.suspended_at:
+            return self
+        later = self.expires_at + (now - self.suspended_at)
+        return replace(self, expires_at=later, suspended_at=now)
+
+    def suspended(self, now: datetime) -> Sandbox:
+        """The same, suspended from now on."""
+        since = now.replace(microsecond=0) if self.spec.ttl_stops else None
+        return replace(self, state="Suspended", suspended_at=since)
+
+    def resumed(self, now: datetime) -> Sandbox:
+        """The same in its next incarnation."""
+        return replace(
+            self.counted(now), state="Running", incarnation=self.incarnation + 1, suspended_at=None
+        )
+
+    def seen_with(self, pods: Sequence[PodView]) -> Sandbox:
+        """The same, as its pods show it: one that ended by itself has been suspended since then."""
+        pod = current_pod(self, pods)
+        if not self.spec.ttl_stops or pod is None or pod.phase != "Succeeded":
+            return self
+        since = [when for when in (self.suspended_at, pod.finished_at) if when]
+        return replace(self, suspended_at=max(since)) if since else self
 
     @classmethod
     def from_record(cls, record: Object) -> Self:
@@ -202,6 +235,9 @@ class Sandbox:
                 state=state,
                 incarnation=int(notes[c.ANNOTATION_INCARNATION]),
                 spec=SandboxSpec.from_json(record["data"]["spec"]),
+                suspended_at=parse_timestamp(since)
+                if (since := notes.get(c.ANNOTATION_SUSPENDED_AT))
+                else None,
                 uid=metadata["uid"],
                 version=metadata["resourceVersion"],
             )
@@ -292,6 +328,8 @@ class PodView:
     crashed: bool
     """Whether it ended by itself so soon that it cannot have been of use: a bad image, say."""
     unschedulable: str | None
+    finished_at: datetime | None
+    """When its container ended for the last time; the node's clock."""
     ended_reason: str
     """Why the whole pod ended or is being ended, as Kubernetes says it, for example "Evicted: Usage of
     EmptyDir volume "tmp" exceeds the limit"; empty where it does not say."""
@@ -339,6 +377,7 @@ class PodView:
             restarts=container.get("restartCount", 0),
             last_exit=_exit_text(ended) if ended else None,
             crashed=bool(ended) and _crashed(ended),
+            finished_at=_finished_at(state.get("terminated", {})),
             unschedulable=scheduled.get("message", "no node fits")
             if scheduled.get("reason") == "Unschedulable"
             else None,
@@ -385,6 +424,13 @@ def _crashed(terminated: Object) -> bool:
     except (KeyError, TypeError, ValueError):
         return True
     return (finished - started).total_seconds() < SERVED_SECONDS
+
+
+def _finished_at(terminated: Object) -> datetime | None:
+    try:
+        return parse_timestamp(terminated["finishedAt"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _ended_reason(status: Object) -> str:

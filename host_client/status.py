@@ -80,4 +80,4 @@ def status_of(sandbox: Sandbox, pods: Sequence[PodView], now: datetime) -> Statu
         detail = f"its pod ended by itself: {pod.why_ended}"
     elif shown == "running" and pod and pod.last_exit:
         detail = f"its container was restarted: {pod.last_exit}"
-    return Status(sandbox, shown, pod, detail)
+    return Status(sandbox.counted(now), shown, pod, detail)

@@ -62,6 +62,8 @@ ANNOTATION_NAME: Final = f"{PREFIX}/name"
 ANNOTATION_CREATED_AT: Final = f"{PREFIX}/created-at"
 ANNOTATION_EXPIRES_AT: Final = f"{PREFIX}/expires-at"
 ANNOTATION_STATE: Final = f"{PREFIX}/state"
+ANNOTATION_SUSPENDED_AT: Final = f"{PREFIX}/suspended-at"
+"""Only on records whose time stands still while they are suspended: since when, or empty."""
 ANNOTATION_INCARNATION: Final = f"{PREFIX}/incarnation"
 
 # --- the hello: MCP `initialize`, its server info and capabilities.experimental[HELLO] -----------

@@ -120,7 +120,7 @@ class PodBackend:
             for owner in item["metadata"].get("ownerReferences", []):
                 if item["kind"] == "Pod" and owner["uid"] in by_uid:
                     by_uid[owner["uid"]].append(PodView.from_object(item))
-        return found
+        return {name: (sandbox.seen_with(pods), pods) for name, (sandbox, pods) in found.items()}
 
     def _is_own(self, item: Object) -> bool:
         labels = item["metadata"].get("labels", {})
@@ -188,12 +188,15 @@ class PodBackend:
             Conflict: somebody else changed it first.
             SandboxNotFound: it was destroyed.
         """
-        changes: Object = {
+        changes = {
             c.ANNOTATION_STATE: new.state,
             c.ANNOTATION_INCARNATION: str(new.incarnation),
             c.ANNOTATION_CREATED_AT: timestamp(new.created_at),
             c.ANNOTATION_EXPIRES_AT: timestamp(new.expires_at),
         }
+        if new.spec.ttl_stops:
+            since = new.suspended_at
+            changes[c.ANNOTATION_SUSPENDED_AT] = timestamp(since) if since else ""
         try:
             record = await self._kubectl.annotate(
                 "configmap", old.object_name, changes, version=old.version

@@ -286,6 +286,12 @@ async def processes(kubectl: Kubectl) -> Finding:
     except Forbidden:
         fix = "an administrator's doctor tells it"
         return Finding("processes", "unknown", "the kubelets' podPidsLimit may not be read", fix)
+    except ApiUnreachable:
+        raise
+    except KubectlError as error:
+        # An API server passes on no request to a node on its own loopback, say.
+        fix = "look for podPidsLimit in the configuration of the kubelets"
+        return Finding("processes", "unknown", f"the kubelets cannot be asked: {error}", fix)
     if not names:
         return Finding("processes", "unknown", "the cluster has no node")
     if unlimited:

@@ -135,6 +135,8 @@ LINES: list[tuple[Check, dict[str, Answer], str, str]] = [
     (processes, {"nodes": FORBIDDEN}, "unknown", "may not be read"),
     (processes, {"nodes": NONE}, "unknown", "no node"),
     (processes, {"nodes": node(), "--raw": FORBIDDEN}, "unknown", "may not be read"),
+    (processes, {"nodes": node(), "--raw": KubectlError("(BadRequest): address not allowed")},
+     "unknown", "address not allowed"),
     (processes, {"nodes": node(), "--raw": {"kubeletconfig": {"podPidsLimit": 4096}}},
      "ok", "set on one"),
     (processes, {"nodes": node(), "--raw": {"kubeletconfig": {"podPidsLimit": -1}}},

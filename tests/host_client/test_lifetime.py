@@ -13,7 +13,8 @@ from host_client import manifest
 from host_client.clock import utc_now
 from host_client.errors import SandboxExpired
 from host_client.host import Host
-from host_client.sandbox import timestamp
+from host_client.reaper import sweep
+from host_client.sandbox import Sandbox, timestamp
 from host_client.sessions import NEWS
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
@@ -163,3 +164,112 @@ async def test_no_sandbox_goes_idle_unless_the_setting_says_so(host: Host) -> No
         await run(host, "work", "true")
         await anyio.sleep(IDLE_SECONDS + 2)
         assert (await host.launcher.status("work")).phase == "running"
+
+
+# --- time that stands still ----------------------------------------------------------------------
+
+HOUR = timedelta(hours=1)
+
+
+def age(stub: StubCluster, sandbox: Sandbox, **notes: timedelta | None) -> None:
+    """Write times into a record, each so long before now."""
+    objects = stub.objects
+    found = objects[f"ConfigMap/{sandbox.object_name}"]["metadata"]["annotations"]
+    for name, before in notes.items():
+        found[getattr(c, name)] = timestamp(utc_now() - before) if before else ""
+    stub.replace(objects)
+
+
+async def test_suspended_time_counts_for_nothing_where_the_setting_says_so(
+    stub: StubCluster,
+) -> None:
+    """Suspended two hours ago with an hour to go: it has that hour when it is resumed."""
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
+            made = (await host.launcher.create(name="work")).sandbox
+            await host.launcher.suspend("work")
+            await host.sessions.forget("work")
+            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR, ANNOTATION_SUSPENDED_AT=2 * HOUR)
+            status = await host.launcher.status("work")
+            assert status.phase == "suspended"
+            assert abs(status.sandbox.expires_at - utc_now() - HOUR) < timedelta(minutes=1)
+            assert not (await sweep(host.kubectl)).deleted
+            assert (await run(host, "work", "echo on"))["stdout"] == "on\n"
+            now = (await host.launcher.status("work")).sandbox
+            assert now.suspended_at is None
+            assert abs(now.expires_at - utc_now() - HOUR) < timedelta(minutes=1)
+
+
+async def test_an_extension_of_a_sandbox_whose_time_stands_still_counts_from_now(
+    stub: StubCluster,
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
+            made = (await host.launcher.create(name="work")).sandbox
+            await host.launcher.suspend("work")
+            await host.sessions.forget("work")
+            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR, ANNOTATION_SUSPENDED_AT=2 * HOUR)
+            await host.launcher.extend("work", 120)
+            assert (await run(host, "work", "echo on"))["stdout"] == "on\n"
+            now = (await host.launcher.status("work")).sandbox
+            assert abs(now.expires_at - utc_now() - 2 * HOUR) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("setting", ["runs", ""])
+async def test_suspended_time_counts_unless_the_setting_says_otherwise(
+    stub: StubCluster, setting: str
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings(TTL_WHILE_SUSPENDED=setting)) as host:
+            made = (await host.launcher.create(name="work")).sandbox
+            await host.launcher.suspend("work")
+            await host.sessions.forget("work")
+            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR)
+            with pytest.raises(SandboxExpired):
+                await run(host, "work", "echo on")
+            assert len((await sweep(host.kubectl)).deleted) == 1
+
+
+async def test_a_sandbox_that_expired_before_it_was_suspended_stays_expired(
+    stub: StubCluster,
+) -> None:
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
+            made = (await host.launcher.create(name="work")).sandbox
+            await host.launcher.suspend("work")
+            await host.sessions.forget("work")
+            age(stub, made, ANNOTATION_EXPIRES_AT=2 * HOUR, ANNOTATION_SUSPENDED_AT=HOUR)
+            with pytest.raises(SandboxExpired):
+                await run(host, "work", "echo on")
+            assert len((await sweep(host.kubectl)).deleted) == 1
+
+
+@pytest.mark.usefixtures("idles_in_seconds")
+async def test_the_time_of_a_sandbox_that_went_idle_stands_still_since_its_pod_ended(
+    stub: StubCluster,
+) -> None:
+    """Its record says that it runs: whoever comes first takes the time from the pod."""
+    with anyio.fail_after(BOUND):
+        settings = stub.settings(IDLE_SUSPEND_MINUTES="30", TTL_WHILE_SUSPENDED="stops")
+        async with Host(settings) as host:
+            made = (await host.launcher.create(name="work")).sandbox
+            await until(host, "suspended")
+            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR)
+            stub.change_pod(
+                containerStatuses=[
+                    {
+                        "name": c.CONTAINER,
+                        "state": {
+                            "terminated": {
+                                "exitCode": 0,
+                                "finishedAt": timestamp(utc_now() - 2 * HOUR),
+                            }
+                        },
+                    }
+                ]
+            )
+            assert (await host.launcher.status("work")).phase == "suspended"
+            assert not (await sweep(host.kubectl)).deleted
+            assert (await run(host, "work", "echo on"))["stdout"] == "on\n"
+            now = (await host.launcher.status("work")).sandbox
+            assert abs(now.expires_at - utc_now() - HOUR) < timedelta(minutes=1)

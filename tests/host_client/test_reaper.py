@@ -118,6 +118,39 @@ def test_expiry_is_a_moment(expires: str, over: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("since", "ended", "over"),
+    [
+        (None, None, True),
+        (None, -1, True),
+        ("", None, True),
+        ("", -1, False),
+        ("", 0, True),
+        ("", 1, True),
+        (-1, None, False),
+        (-1, 1, False),
+        (0, None, True),
+        (1, -1, False),
+        ("soon", None, False),
+        ("2026-01-02T03:04:05", None, False),
+    ],
+)
+def test_what_was_suspended_in_time_is_kept_where_its_time_stands_still(
+    since: int | str | None, ended: int | None, over: bool
+) -> None:
+    """Seconds from its expiry; without the annotation its time runs on."""
+
+    def at(seconds: int) -> datetime:
+        return NOW - timedelta(hours=1) + timedelta(seconds=seconds)
+
+    found = record(timestamp(at(0)))
+    if since is not None:
+        text = since if isinstance(since, str) else timestamp(at(since))
+        found["annotations"][c.ANNOTATION_SUSPENDED_AT] = text
+    decision = decide_record(found, NOW, GRACE, None if ended is None else at(ended))
+    assert isinstance(decision, Doomed) == over
+
+
+@pytest.mark.parametrize(
     "expires",
     [
         "2026-02-29T00:00:00Z", "2016-12-31T23:59:60Z", "0001-01-01T00:00:00+23:59",

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from host_client import manifest
 from host_client.config import Settings
@@ -260,3 +262,32 @@ def test_what_a_newer_podpipe_added_to_a_spec_is_left_out() -> None:
     record["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     record["data"]["spec"] = json.dumps(json.loads(record["data"]["spec"]) | {"gpus": 8})
     assert Sandbox.from_record(record).spec == SANDBOX.spec
+
+
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000)), max_size=8),
+    st.integers(0, 60),
+)
+def test_a_sandbox_lives_its_time_however_often_it_was_suspended(
+    stops: bool, turns: list[tuple[int, int]], last: int
+) -> None:
+    """Minutes that it ran and was suspended, in turns; its lifetime is an hour."""
+    sandbox = replace(SANDBOX, spec=replace(SANDBOX.spec, ttl_stops=stops))
+    sandbox = sandbox.with_lifetime(NOW, 60)
+    now, lived = NOW, 0
+    for ran, slept in turns:
+        now += timedelta(minutes=ran)
+        lived += ran
+        if sandbox.expired(now):
+            break
+        sandbox = sandbox.suspended(now)
+        now += timedelta(minutes=slept)
+        lived += 0 if stops else slept
+        if sandbox.expired(now):
+            break
+        sandbox = sandbox.resumed(now)
+    else:
+        now += timedelta(minutes=last)
+        lived += last
+    assert sandbox.expired(now) == (lived >= 60)
