@@ -51,6 +51,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
         "0",
         "a sandbox that nobody uses for so long ends its pod, and the next call resumes it; 0: never",
     ),
+    "TTL_WHILE_SUSPENDED": (
+        "runs",
+        "stops: the time that a sandbox is suspended does not count against its lifetime",
+    ),
     "DEFAULT_CPU_LIMIT": ("2", "CPU limit of a sandbox"),
     "DEFAULT_MEMORY_LIMIT": ("4Gi", "memory limit of a sandbox"),
     "MAX_CPU_LIMIT": ("8", "largest CPU limit that create may be asked for"),

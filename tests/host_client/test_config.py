@@ -23,6 +23,7 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
         ("MAX_TTL_MINUTES", str(settings.max_ttl_minutes)),
         ("IDLE_SUSPEND_MINUTES", str(settings.idle_suspend_minutes)),
         ("STORAGE_ACCESS_MODE", settings.storage_access_mode),
+        ("TTL_WHILE_SUSPENDED", "stops" if settings.ttl_stops else "runs"),
         ("DEFAULT_CPU_LIMIT", settings.cpu_limit),
         ("DEFAULT_MEMORY_LIMIT", settings.memory_limit),
         ("MAX_CPU_LIMIT", settings.max_cpu_limit),
