@@ -159,7 +159,7 @@ class Run:
         with anyio.move_on_after(ANSWER_SECONDS):
             while True:
                 try:
-                    return await host.sessions.open(ref)
+                    return await host.sessions.open(ref, resume=True)
                 except StillStarting as waiting:
                     self._say(f"still starting: {waiting.detail}")
         raise StillStarting(f"sandbox {ref} did not answer in {ANSWER_SECONDS} s", detail="")

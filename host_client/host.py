@@ -109,14 +109,14 @@ class Host:
         return self._sessions
 
     async def open(
-        self, ref: str, *, progress: Progress = silent, resume: bool = True
+        self, ref: str, *, progress: Progress = silent, resume: bool = False
     ) -> SandboxSession:
         """The session of a sandbox, started or resumed if need be; the bound one is also made.
 
         Args:
             ref: id or name.
             progress: told what is being waited for.
-            resume: whether a suspended one is.
+            resume: whether a suspended one is though PODPIPE_RESUME says manual.
 
         Raises:
             PodpipeError: as `Sessions.open`, and for the bound one as `Launcher.ensure`.

@@ -26,9 +26,18 @@ Isolated Linux sandboxes on Kubernetes. create_sandbox gives a sandbox_id; pass 
 tool. The home, /home/sandbox (also /workspace), is durable: it outlives suspend, destroy and expiry,
 and all sandboxes of a user share it. Everything else in a sandbox is scratch. run_command is for
 commands that end; start_background and read_output for servers and long jobs. No call takes longer
-than 45 seconds: what still runs then goes on, under a process_id. A suspended sandbox is resumed by
-the next call. destroy_sandbox when the work is done.
+than 45 seconds: what still runs then goes on, under a process_id. {suspended}
+destroy_sandbox when the work is done.
 """
+
+
+def _instructions(host: Host) -> str:
+    resumes = (
+        "is resumed by the next call" if host.settings.resumes else "needs resume_sandbox first"
+    )
+    return INSTRUCTIONS.format(suspended=f"A suspended sandbox {resumes}.") + bound_instructions(
+        host.bound
+    )
 
 
 def build_server(host: Host) -> MCPServer[Any]:
@@ -49,7 +58,7 @@ def build_server(host: Host) -> MCPServer[Any]:
         host.audit,
         "podpipe",
         title="Kubernetes sandboxes",
-        instructions=INSTRUCTIONS + bound_instructions(host.bound),
+        instructions=_instructions(host),
         version=__version__,
         tools=tools,
         log_level=settings.log_level,

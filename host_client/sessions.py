@@ -97,7 +97,7 @@ class Sessions:
         *,
         wait: float = START_WAIT_SECONDS,
         progress: Progress | None = None,
-        resume: bool = True,
+        resume: bool = False,
     ) -> SandboxSession:
         """The session of a sandbox, which is started or resumed if need be.
 
@@ -105,7 +105,7 @@ class Sessions:
             ref: id or name.
             wait: seconds for the pod and the hello together.
             progress: told what is being waited for.
-            resume: whether a suspended one is.
+            resume: whether a suspended one is though calls on it do not resume it.
 
         Raises:
             PodpipeError: as `Launcher.running`.
@@ -117,7 +117,9 @@ class Sessions:
         async with self._locks.setdefault(ref, anyio.Lock()):
             session = self.existing(ref) or await self._pipes.redial(self._ids.get(ref, ref))
             if session is None:
-                sandbox, pod = await self._started(ref, wait, progress or silent, resume)
+                sandbox, pod = await self._started(
+                    ref, wait, progress or silent, resume or self._resumes
+                )
                 self._ids[ref] = sandbox.id
                 session = self.existing(ref)
             if session:
@@ -190,9 +192,7 @@ class Sessions:
             try:
                 await anyio.sleep(pause)
                 left = max(1.0, give_up - anyio.current_time())
-                session = await self.open(
-                    ref, wait=min(left, START_WAIT_SECONDS), resume=self._resumes
-                )
+                session = await self.open(ref, wait=min(left, START_WAIT_SECONDS))
                 if first and first.pod.uid != session.pod.uid and not reads_only:
                     self._news.pop(session.sandbox.id, None)
                     why = self._launcher.why_ended(session.sandbox.id, first.pod.uid)

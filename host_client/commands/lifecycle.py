@@ -49,13 +49,16 @@ async def create(settings: Settings, arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
+async def patiently(
+    host: Host, ref: str, progress: Progress, *, resume: bool = False
+) -> SandboxSession:
     """The session of a sandbox, waited for as long as a person would.
 
     Args:
         host: whose sandbox it is.
         ref: id or name.
         progress: told what is being waited for.
+        resume: as for `Host.open`.
 
     Raises:
         PodpipeError: as `Host.open`; StillStarting after `START_PATIENCE_SECONDS`.
@@ -63,7 +66,7 @@ async def patiently(host: Host, ref: str, progress: Progress) -> SandboxSession:
     with anyio.move_on_after(START_PATIENCE_SECONDS):
         while True:
             try:
-                return await host.open(ref, progress=progress)
+                return await host.open(ref, progress=progress, resume=resume)
             except StillStarting as waiting:
                 progress(waiting.detail)
     raise StillStarting(
@@ -110,7 +113,7 @@ async def resume(settings: Settings, arguments: argparse.Namespace) -> int:
     """Start a suspended sandbox."""
     async with opened(settings, arguments) as host:
         with watched() as progress:
-            await patiently(host, arguments.sandbox, progress)
+            await patiently(host, arguments.sandbox, progress, resume=True)
         status = await host.launcher.status(arguments.sandbox)
     facts = status.to_json()
     show(arguments, f"{arguments.sandbox}  {facts['phase']}", facts)

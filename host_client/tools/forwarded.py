@@ -35,7 +35,7 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
     ) -> CallToolResult:
         async with refusals():
             began = anyio.current_time()
-            await host.open(ref, resume=host.settings.resumes)
+            await host.open(ref)
             # A sandbox that had to be started has used up some of the client's patience.
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             asked = arguments.get(WAIT, tool.waits)

@@ -89,11 +89,12 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             status = await host.launcher.suspend(sandbox_id, progress=progress)
             await host.sessions.forget(status.sandbox.id)
         facts = status.to_json()
-        return answer(f"{_sandbox_text(facts)}\nIts files are kept; any call resumes it.", facts)
+        how = "any call resumes it" if settings.resumes else "resume_sandbox starts it again"
+        return answer(f"{_sandbox_text(facts)}\nIts files are kept; {how}.", facts)
 
     async def resume_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
         async with refusals(), progress_of(context) as progress:
-            session = await host.open(sandbox_id, progress=progress)
+            session = await host.open(sandbox_id, progress=progress, resume=True)
             news = host.sessions.news(session.sandbox.id)
             facts = Status(session.sandbox, "running", session.pod, news).to_json()
         return answer(_sandbox_text(facts), facts)
@@ -154,13 +155,18 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             "Suspend a sandbox",
             keeps,
             "End a sandbox's processes and free its resources, keeping the sandbox and its home. "
-            "The next call on it resumes it.",
+            + (
+                "The next call on it resumes it."
+                if settings.resumes
+                else "Calls on it are refused until resume_sandbox."
+            ),
         ),
         tool(
             resume_sandbox,
             "Resume a sandbox",
             keeps,
-            "Start a suspended sandbox again now; any other call does so too.",
+            "Start a suspended sandbox again now; "
+            + ("any other call does so too." if settings.resumes else "no other call does so."),
         ),
         tool(
             extend_sandbox,

@@ -48,7 +48,7 @@ def transfer_tools(host: Host) -> list[Tool]:
     ) -> CallToolResult:
         async with refusals(), progress_of(context) as progress:
             began = anyio.current_time()
-            await host.open(ref, progress=progress, resume=host.settings.resumes)
+            await host.open(ref, progress=progress)
             progress("copying")
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             try:

@@ -82,6 +82,28 @@ async def test_run_tells_why_a_command_was_ended(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == said
 
 
+def test_no_command_but_resume_resumes_where_the_setting_says_so(
+    podpipe: Podpipe, stub: StubCluster, tmp_path: Path
+) -> None:
+    podpipe("create", "--name", "work")
+    podpipe("suspend", "work")
+    here = str(tmp_path / "here")
+    for argv in (
+        ["run", "work", "--", "true"],
+        ["put", "work", str(stub.kubeconfig)],
+        ["get", "work", "f", here],
+        ["sync", "work", here, "src", "--from-sandbox"],
+        ["connect", "work"],
+        ["connect", "work", "--", "true"],
+    ):
+        refused = podpipe(*argv, PODPIPE_RESUME="manual")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "Resume it first" in refused.stderr
+        assert stub.names("Pod") == []
+    assert podpipe("resume", "work", PODPIPE_RESUME="manual").returncode == 0
+    assert podpipe("run", "work", "--", "true", PODPIPE_RESUME="manual").returncode == 0
+
+
 def test_run_gives_stdin_if_asked(podpipe: Podpipe) -> None:
     podpipe("create", "--name", "work")
     process = podpipe.start("run", "-i", "work", "--", "cat")

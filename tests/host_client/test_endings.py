@@ -128,7 +128,11 @@ async def test_a_suspended_sandbox_is_not_resumed_where_the_setting_says_so(
             with pytest.raises(SandboxSuspended, match=r"files are kept.*Resume it first"):
                 await run(host, "work", "cat f")
             assert stub.names("Pod") == []
-            await host.open("work")
+            with pytest.raises(SandboxSuspended):
+                await host.open("work")
+            with pytest.raises(SandboxSuspended):
+                await host.transfers.get("work", "f", str(stub.folder))
+            await host.open("work", resume=True)
             assert (await run(host, "work", "cat f"))["stdout"] == "kept\n"
 
 

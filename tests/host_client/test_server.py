@@ -540,7 +540,8 @@ async def test_no_tool_but_resume_sandbox_resumes_where_the_setting_says_so(
         async with Host(settings) as host, Client(build_server(host)) as client:
             await client.call_tool("create_sandbox", {"name": "work"})
             work = {"sandbox_id": "work"}
-            await client.call_tool("suspend_sandbox", work)
+            suspended = await client.call_tool("suspend_sandbox", work)
+            assert "resume_sandbox starts it again" in str(suspended.content)
             for tool, arguments in (
                 ("run_command", {"command": "true"}),
                 ("upload_file", {"host_path": str(folder)}),
@@ -552,6 +553,15 @@ async def test_no_tool_but_resume_sandbox_resumes_where_the_setting_says_so(
             await client.call_tool("resume_sandbox", work)
             ran = await client.call_tool("run_command", work | {"command": "true"})
             assert not ran.is_error
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_what_the_model_is_told_of_resuming_is_what_the_setting_says(resumes: bool) -> None:
+    server = build_server(Host(Settings(resumes=resumes)))
+    tools = {tool.name: str(tool.description) for tool in await server.list_tools()}
+    assert ("The next call on it resumes it" in tools["suspend_sandbox"]) == resumes
+    assert ("any other call does so too" in tools["resume_sandbox"]) == resumes
+    assert ("is resumed by the next call" in str(server.instructions)) == resumes
 
 
 async def test_the_toolsets_are_what_the_setting_says() -> None:
