@@ -187,7 +187,6 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--ttl",
         type=int,
-        default=0,
         metavar="MINUTES",
         help=f"lifetime; {_default('DEFAULT_TTL_MINUTES')}",
     )

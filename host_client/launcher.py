@@ -82,7 +82,7 @@ class Launcher:
         self,
         *,
         name: str = "",
-        ttl_minutes: int = 0,
+        ttl_minutes: int | None = None,
         cpu_limit: str = "",
         memory_limit: str = "",
         lasting: bool = False,
@@ -92,7 +92,7 @@ class Launcher:
 
         Args:
             name: for a lasting one, found again by this name; empty for a random id.
-            ttl_minutes: lifetime; 0 for the setting's default.
+            ttl_minutes: lifetime; None for the setting's default.
             cpu_limit: Kubernetes quantity; empty for the default.
             memory_limit: likewise.
             lasting: whether it stays where the caller is cancelled, for others may wait for it.

@@ -272,14 +272,14 @@ def draft_sandbox(
     settings: Settings,
     now: datetime,
     name: str = "",
-    ttl_minutes: int = 0,
+    ttl_minutes: int | None = None,
     cpu_limit: str = "",
     memory_limit: str = "",
 ) -> Sandbox:
     """A sandbox of the settings' user that does not exist yet.
 
     Args:
-        settings: whose, and the defaults of what is 0 or empty.
+        settings: whose, and the defaults of what is None or empty.
         now: when its life begins.
         name: for one that is found again by it; empty for a random id.
         ttl_minutes: lifetime.
@@ -301,7 +301,7 @@ def draft_sandbox(
         state="Creating",
         incarnation=1,
         spec=SandboxSpec.from_settings(settings, cpu_limit, memory_limit),
-    ).with_lifetime(now, ttl_minutes or settings.ttl_minutes)
+    ).with_lifetime(now, settings.ttl_minutes if ttl_minutes is None else ttl_minutes)
 
 
 def object_name(sandbox_id: str) -> str:

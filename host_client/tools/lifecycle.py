@@ -53,7 +53,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
         async with refusals(), progress_of(context) as progress:
             status = await host.launcher.create(
                 name=name,
-                ttl_minutes=ttl_minutes,
+                ttl_minutes=ttl_minutes or None,
                 cpu_limit=cpu_limit,
                 memory_limit=memory_limit,
                 progress=progress,

@@ -209,6 +209,7 @@ def test_an_interrupted_run_stops_its_command(podpipe: Podpipe, stub: StubCluste
         (["create", "--name", "Bad"], 2, "build-1"),
         (["create", "--cpu", "lots"], 2, "cpu_limit"),
         (["create", "--ttl", "x"], 2, "invalid int"),
+        (["create", "--ttl", "0"], 2, "ttl_minutes=0 has to be from 1 to 1440"),
         (["run", "work"], 2, "run needs a command"),
         (["destroy", "x", "--purge-home"], 2, "--yes"),
         ([], 2, "COMMAND"),

@@ -368,6 +368,7 @@ async def test_an_argument_without_sense_touches_nothing(stub: StubCluster) -> N
     for bad in (
         {"name": "Not A Name"},
         {"ttl_minutes": 100_000},
+        {"ttl_minutes": 0},
         {"ttl_minutes": -1},
         {"cpu_limit": "many"},
         {"cpu_limit": "9"},
