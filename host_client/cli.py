@@ -63,7 +63,20 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
-        raise _Misused(f"{self.format_usage()}{self.prog}: ", message)
+        raise _Misused(
+            f"{self.format_usage()}{self.prog}: ", f"{message}; see `{self.prog} --help`"
+        )
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is unknown here, where the command's own usage can be told."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,7 +223,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("status", lifecycle.status, "Show one sandbox.", "status work")
     run = add("run", runs.run, "Run a command in a sandbox.", "run work -- ls -la")
-    run.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default 300")
+    run.add_argument(
+        "--timeout",
+        type=float,
+        default=runs.TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help=f"default {runs.TIMEOUT_SECONDS:.0f}",
+    )
     run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin")
     run.add_argument("--workdir", default="", help="default: the home")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
@@ -220,18 +239,27 @@ def _parser() -> argparse.ArgumentParser:
         "Copy files and folders into a sandbox, verified.",
         "put work data/ notes.md in/",
     )
-    put.add_argument("paths", nargs="+", metavar="LOCAL", help="what to copy, and last where to")
+    put.usage = "%(prog)s [-h] [--json] sandbox LOCAL [LOCAL ...] [REMOTE]"
+    put.add_argument(
+        "paths",
+        nargs="+",
+        metavar="LOCAL",
+        help="what to copy; the last of several is REMOTE, where to in the home: a folder that "
+        "exists, or ends with /, is copied into; default: the home",
+    )
     get = add(
         "get", files.get, "Copy a file or folder from a sandbox, verified.", "get work out/ ."
     )
-    get.add_argument("remote", help="what to copy, in the home")
-    get.add_argument("local", nargs="?", default=".", help="where to; default: here")
+    get.add_argument("remote", metavar="REMOTE", help="what to copy, in the home")
+    get.add_argument(
+        "local", metavar="LOCAL", nargs="?", default=".", help="where to; default: here"
+    )
     sync = add(
         "sync", files.sync, "Make a folder in a sandbox like one here, or the reverse.",
         "sync work src src --delete",
     )  # fmt: skip
-    sync.add_argument("local", help="the folder on this machine")
-    sync.add_argument("remote", help="the folder in the home")
+    sync.add_argument("local", metavar="LOCAL", help="the folder on this machine")
+    sync.add_argument("remote", metavar="REMOTE", help="the folder in the home")
     sync.add_argument("--delete", action="store_true", help="remove what only the copy has")
     sync.add_argument("--from-sandbox", action="store_true", help="the one here is the copy")
     add("suspend", lifecycle.suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
@@ -326,6 +354,7 @@ def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
         epilog="example:\n  podpipe install claude-desktop",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    install.add_argument("--json", action="store_true", help="print one JSON document")
     kinds = install.add_subparsers(dest="client", required=True, metavar="CLIENT")
     for name, text, example in (
         ("claude-desktop", "Add podpipe to Claude Desktop's configuration.", ""),
@@ -340,7 +369,9 @@ def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
             epilog=f"example:\n  podpipe install {name}{example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        kind.add_argument("--json", action="store_true", help="print one JSON document")
+        kind.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document"
+        )
         kind.add_argument(
             "--name",
             dest="server",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,7 +14,8 @@ import anyio
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE
+from host_client.errors import EXIT_DONE, UsageError
+from host_client.paths import in_home
 
 if TYPE_CHECKING:
     from host_client.host import Host
@@ -27,11 +30,31 @@ BAR_SECONDS = 0.1
 async def put(settings: Settings, arguments: argparse.Namespace) -> int:
     """Copy files and folders into a sandbox."""
     *local, remote = arguments.paths if len(arguments.paths) > 1 else (*arguments.paths, "")
+    _refuse_local_target(arguments.sandbox, local, remote)
     return await _transfer(
         settings,
         arguments,
         lambda host, meter: host.transfers.put(arguments.sandbox, local, remote, meter),
     )
+
+
+def _refuse_local_target(sandbox: str, local: Sequence[str], remote: str) -> None:
+    """Refuse a target that can only be meant as one more thing to copy.
+
+    Raises:
+        UsageError: it is a file here and several are copied, or it is here and not in the home.
+    """
+    try:
+        in_home(remote)
+        meant = len(local) > 1 and not remote.endswith("/") and Path(remote).is_file()
+    except UsageError:
+        meant = Path(remote).exists()
+    if meant:
+        words = shlex.join([sandbox, *local, remote])
+        raise UsageError(
+            f"the last argument is the target in the sandbox, and {remote!r} is here. To copy it too, "
+            f"say where to after it, for example: podpipe put {words} in/"
+        )
 
 
 async def get(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -29,7 +29,11 @@ FOLLOW_SECONDS = 1.0
 """How long one look at a command's output waits for more of it, or for the command's end."""
 MAX_STDIN_BYTES = MAX_STAGED_BYTES // 4 * 3
 """Bytes that are no text travel as base64."""
+OPTIONS = {"--timeout": True, "--workdir": True, "--json": False, "-i": False, "--stdin": False}
+"""The command's own, and whether a value follows."""
 STOP_SECONDS = 10.0
+TIMEOUT_SECONDS = 300.0
+"""How long a command may take unless it is said."""
 
 
 async def run(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -38,7 +42,7 @@ async def run(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.argv[:1] != ["--"] and command and command[0].startswith("-"):
         raise UsageError(
             f"{command[0]} stands after the sandbox: podpipe's own options go before it, and a "
-            "command that begins with '-' after '--', for example: podpipe run --json work -- ls"
+            f"command that begins with '-' after '--', for example: {_in_order(arguments)}"
         )
     if not command:
         raise UsageError("run needs a command, for example: podpipe run work -- ls -la")
@@ -62,6 +66,26 @@ async def run(settings: Settings, arguments: argparse.Namespace) -> int:
         if news := facts.get(NEWS):
             print(f"podpipe: before this {news}", file=sys.stderr)
         return await _follow(host, arguments, facts["process_id"])
+
+
+def _in_order(arguments: argparse.Namespace) -> str:
+    """What was typed, with the options that stand after the sandbox in front of it."""
+    options = []
+    if arguments.timeout != TIMEOUT_SECONDS:
+        options += ["--timeout", f"{arguments.timeout:g}"]
+    if arguments.json:
+        options.append("--json")
+    if arguments.stdin:
+        options.append("-i")
+    if arguments.workdir:
+        options += ["--workdir", arguments.workdir]
+    rest = list(arguments.argv)
+    while rest and (name := rest[0].partition("=")[0]) in OPTIONS:
+        count = 2 if OPTIONS[name] and name == rest[0] else 1
+        options += rest[:count]
+        del rest[:count]
+    command = after_dashes(rest) or ["ls"]
+    return shlex.join(["podpipe", "run", *options, arguments.sandbox, "--", *command])
 
 
 async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import pytest
 import yaml
 
 from host_client.cli import _parser
-from host_client.commands import run
+from host_client.commands import files, run
 from host_client.config import SETTINGS_HELP
+from host_client.errors import UsageError
 from host_client.host import Host
 from tests.host_client.conftest import Podpipe, StubCluster
 
@@ -116,6 +118,70 @@ def test_run_takes_no_option_for_a_command(podpipe: Podpipe) -> None:
     ended = podpipe("run", "work", "--json", "--", "true")
     assert ended.returncode == 2
     assert "go before it" in ended.stderr
+    assert "for example: podpipe run --json work -- true\n" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("work --timeout 2 -- sleep 30", "--timeout 2 work -- sleep 30"),
+        ("-i work --timeout=2 sleep 30", "-i --timeout=2 work -- sleep 30"),
+        ("--timeout 5 work --workdir 'a b' -- ls", "--timeout 5 --workdir 'a b' work -- ls"),
+        ("work -la", "work -- -la"),
+        ("work --stdin", "--stdin work -- ls"),
+    ],
+)
+def test_run_shows_what_was_typed_in_its_right_order(
+    podpipe: Podpipe, typed: str, shown: str
+) -> None:
+    ended = podpipe("run", *shlex.split(typed))
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"for example: podpipe run {shown}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["create", "--nmae", "work"], "create"),
+        (["get", "work", "a", "b", "c"], "get"),
+        (["install", "codex", "--nonesuch"], "install codex"),
+        (["render", "admin", "--nonesuch"], "render admin"),
+    ],
+)
+def test_what_a_command_does_not_know_is_told_with_its_own_usage(
+    podpipe: Podpipe, argv: list[str], command: str
+) -> None:
+    ended = podpipe(*argv)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"usage: podpipe {command} ")
+    assert "unrecognized arguments: " in ended.stderr
+    assert ended.stderr.endswith(f"; see `podpipe {command} --help`\n")
+    error = json.loads(podpipe(argv[0], "--json", *argv[1:]).stdout)["error"]
+    assert error["code"] == "usage_error"
+    assert f"see `podpipe {command} --help`" in error["message"]
+
+
+def test_put_says_that_the_last_argument_is_the_target(podpipe: Podpipe, tmp_path: Path) -> None:
+    assert "LOCAL [LOCAL ...] [REMOTE]" in podpipe("put", "--help").stdout
+    files = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for file in files:
+        Path(file).touch()
+    for paths in (files, files[:2], [files[0], str(tmp_path)]):
+        ended = podpipe("put", "work", *paths)
+        assert ended.returncode == 2
+        assert "the last argument is the target in the sandbox" in ended.stderr
+        assert f"podpipe put work {' '.join(paths)} in/" in ended.stderr
+
+
+def test_put_of_several_refuses_a_file_of_this_folder_as_their_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.md").touch()
+    with pytest.raises(UsageError, match="last argument is the target"):
+        files._refuse_local_target("work", ["a", "b"], "notes.md")
+    files._refuse_local_target("work", ["a", "b"], "notes.md/")
+    files._refuse_local_target("work", ["notes.md"], "notes.md")
 
 
 def test_a_home_that_another_sandbox_uses_is_not_purged_and_nothing_destroyed(
@@ -344,6 +410,20 @@ def test_every_command_has_help_with_an_example() -> None:
     assert commands.choices
     for name, sub in dict(commands.choices).items():
         assert f"example:\n  podpipe {name}" in sub.format_help()
+
+
+def test_every_command_that_is_no_pipe_takes_json() -> None:
+    (commands,) = [a for a in _parser()._actions if a.dest == "name"]
+    assert commands.choices
+    for name, sub in dict(commands.choices).items():
+        assert ("--json" in sub.format_help()) == (name not in ("serve", "connect")), name
+
+
+@pytest.mark.parametrize(
+    "argv", [["install", "--json", "codex"], ["install", "codex", "--json"]], ids=str
+)
+def test_install_takes_json_at_either_place(podpipe: Podpipe, argv: list[str]) -> None:
+    assert json.loads(podpipe(*argv, "--dry-run").stdout)["client"] == "codex"
 
 
 def test_a_reader_that_goes_away_is_no_traceback(podpipe: Podpipe) -> None:
