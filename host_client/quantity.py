@@ -39,11 +39,12 @@ def quantity(text: str, what: str) -> Decimal:
         UsageError: not a positive quantity.
     """
     match = _QUANTITY.fullmatch(text)
-    value = Decimal(match[1]) * _SCALE[match[2] or ""] if match else Decimal(0)
-    if value <= 0:
-        raise UsageError(
-            f"{what}={text[:40]!r} is not a Kubernetes quantity such as 500m, 2 or 4Gi"
-        )
+    if not match:
+        example = "500m or 2" if "cpu" in what.lower() else "512Mi or 4Gi"
+        raise UsageError(f"{what}={text[:40]!r} is not a Kubernetes quantity such as {example}")
+    value = Decimal(match[1]) * _SCALE[match[2] or ""]
+    if not value:
+        raise UsageError(f"{what}={text!r} has to be more than 0")
     return value
 
 

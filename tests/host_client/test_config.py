@@ -158,7 +158,8 @@ def test_what_is_no_positive_quantity_is_refused(text: str) -> None:
         ("cpu", "49m", "needs 50m"),
         ("cpu", "1.5m", "needs 50m"),
         ("cpu", "100.5m", "whole number of 1m"),
-        ("cpu", "1e9", "not a Kubernetes quantity"),
+        ("cpu", "1e9", "not a Kubernetes quantity such as 500m or 2$"),
+        ("cpu", "0", "'0' has to be more than 0"),
         ("memory", "16Gi", ""),
         ("memory", "0.5Gi", ""),
         ("memory", "17179869185", r"above the maximum of 16Gi \(setting MAX_MEMORY_LIMIT\)"),
@@ -166,7 +167,8 @@ def test_what_is_no_positive_quantity_is_refused(text: str) -> None:
         ("memory", "512m", "needs 128Mi"),
         ("memory", "1", "needs 128Mi"),
         ("memory", "200000000.5", "whole number of 1"),
-        ("memory", "10Gi ", "not a Kubernetes quantity"),
+        ("memory", "10Gi ", "not a Kubernetes quantity such as 512Mi or 4Gi$"),
+        ("memory", "0Gi", "'0Gi' has to be more than 0"),
     ],
 )
 def test_a_limit_is_held_to_its_cap(resource: str, text: str, message: str) -> None:
