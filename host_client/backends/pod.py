@@ -147,8 +147,10 @@ class PodBackend:
     def _name_taken(self, sandbox: Sandbox, found: Object) -> NameTaken:
         labels = found["metadata"].get("labels", {})
         if labels.get(c.LABEL_SANDBOX) == sandbox.id:
+            ref = sandbox.name or sandbox.id
             return NameTaken(
-                f"sandbox {sandbox.name or sandbox.id} exists already; use it, or destroy it first"
+                f"sandbox {ref} exists already; use it, or destroy it first: "
+                f"`podpipe destroy {ref}` (destroy_sandbox)"
             )
         return NameTaken(
             f"ConfigMap {sandbox.object_name} in namespace {self._settings.namespace} was not made "

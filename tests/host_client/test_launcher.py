@@ -115,7 +115,7 @@ async def test_a_taken_name_is_refused_and_left_as_it_is(stub: StubCluster) -> N
     one = launcher(stub)
     await one.create(name="work")
     before = stub.objects
-    with pytest.raises(NameTaken, match="exists already"):
+    with pytest.raises(NameTaken, match=r"exists already.*`podpipe destroy work`"):
         await one.create(name="work")
     assert stub.objects == before
 
