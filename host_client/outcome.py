@@ -34,7 +34,7 @@ class Meter:
             return self.verb
         rate = self.done / max(0.001, time.monotonic() - self.began)
         return (
-            f"{self.verb} {self.files} files: {size_text(self.done)} of {size_text(self.total)}, "
+            f"{self.verb} {files_text(self.files)}: {size_text(self.done)} of {size_text(self.total)}, "
             f"{size_text(rate)}/s"
         )
 
@@ -81,14 +81,25 @@ class Outcome:
         """For a person or a model."""
         rate = size_text(self.bytes / max(0.001, self.seconds))
         text = (
-            f"{self.files} files, {size_text(self.bytes)} in {self.seconds:.1f} s ({rate}/s), "
+            f"{files_text(self.files)}, {size_text(self.bytes)} in {self.seconds:.1f} s ({rate}/s), "
             "each verified by SHA-256"
         )
         if self.unchanged:
-            text += f"; {self.unchanged} of them were there already"
+            were = "was" if self.unchanged == 1 else "were"
+            text += f"; {self.unchanged} of them {were} there already"
         if self.removed:
-            text += f"; {self.removed} entries removed"
+            text += f"; {counted(self.removed, 'entry', 'entries')} removed"
         return text
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """A number of things as a person says it."""
+    return f"{count} {one if count == 1 else more}"
+
+
+def files_text(count: int) -> str:
+    """A number of files."""
+    return counted(count, "file", "files")
 
 
 def size_text(size: float) -> str:

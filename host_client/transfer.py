@@ -26,7 +26,7 @@ from host_client.ends.target import Target
 from host_client.errors import StillStarting, TransferFailed, UsageError, root_cause
 from host_client.kubectl import Kubectl
 from host_client.line import END_SECONDS, POD_ARGV, Line
-from host_client.outcome import Meter, Outcome, kept_text, shown
+from host_client.outcome import Meter, Outcome, files_text, kept_text, shown
 from host_client.paths import existing, existing_folder, in_home, name_of, resolved
 from host_client.sessions import Sessions
 
@@ -394,7 +394,7 @@ def _failure(found: _Found) -> TransferFailed:
     lines = [f"{shown(path)}: {shown(why)}" for path, why in found.failed[:20]]
     more = len(found.failed) - len(lines) + found.unlisted
     return TransferFailed(
-        f"{found.files} files arrived and were verified, {len(found.failed) + found.unlisted} did not: "
+        f"{files_text(found.files)} arrived and were verified, {len(found.failed) + found.unlisted} did not: "
         + "; ".join(lines)
         + (f"; and {more} more" if more else "")
     )

@@ -123,12 +123,14 @@ async def _show_meter(meter: Meter) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
         from rich.progress import TransferSpeedColumn as SpeedColumn
 
+        from host_client.outcome import files_text
+
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(meter.verb, total=None)
             while True:
                 await anyio.sleep(BAR_SECONDS)
-                text = f"{meter.verb} {meter.files} files" if meter.files else meter.verb
+                text = f"{meter.verb} {files_text(meter.files)}" if meter.files else meter.verb
                 bar.update(task, description=text, total=meter.total, completed=meter.done)
     pause = QUIET_SECONDS
     while True:

@@ -419,7 +419,7 @@ def test_on_a_terminal_a_bar_tells_how_far_it_is_and_goes_away(
             shown += piece
     os.close(ours)
     out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out.startswith(b"1 files, 1.0 GiB")) == (0, True)
+    assert (process.returncode, out.startswith(b"1 file, 1.0 GiB")) == (0, True)
     plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
     assert re.search(r"copying 1 files .*/1\.1 GB .*B/s", plain), plain[-2000:]
     # The last thing is that the line is cleared and the cursor shown again.
@@ -586,3 +586,17 @@ def test_what_is_sent_to_the_pod_needs_only_the_standard_library() -> None:
                     "host_client.ends"
                 ), (path, name)
     assert all("'" not in word for word in POD_ARGV)
+
+
+def test_one_file_is_told_as_one() -> None:
+    one = Outcome(
+        files=1, bytes=5, unchanged=1, seconds=1, refused=(), unlisted=0, removed=1, tries=1
+    ).text()
+    assert one.startswith("1 file, 5 B in")
+    assert one.endswith("; 1 of them was there already; 1 entry removed")
+    more = Outcome(
+        files=2, bytes=5, unchanged=2, seconds=1, refused=(), unlisted=0, removed=2, tries=1
+    ).text()
+    assert more.startswith("2 files, 5 B in")
+    assert more.endswith("; 2 of them were there already; 2 entries removed")
+    assert Meter(files=1, verb="copying").text().startswith("copying 1 file: 0 B of 0 B")
