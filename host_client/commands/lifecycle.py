@@ -136,7 +136,7 @@ async def destroy(settings: Settings, arguments: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             answer = await anyio.to_thread.run_sync(input, question, abandon_on_cancel=True)
         if answer.strip().lower() not in ("y", "yes"):
-            raise UsageError("the home was not deleted; say --yes to delete it without being asked")
+            raise UsageError("nothing was deleted; say --yes to delete without being asked")
     async with opened(settings, arguments) as host:
         if arguments.purge_home:
             target, _ = await host.launcher.find(arguments.sandbox)

@@ -30,7 +30,7 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
         find_kubectl(settings)
     except PodpipeError as error:
         fix = "install kubectl, or set PODPIPE_KUBECTL to the absolute path of one"
-        yield Finding("kubectl", "failure", str(error), fix)
+        yield Finding("kubectl", "failure", str(error).partition("; ")[0], fix)
         return
     try:
         kubectl = Kubectl(settings)
@@ -39,7 +39,8 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
             "set KUBECONFIG to the file that reaches your cluster and PODPIPE_CONTEXT to a context "
             "that `kubectl config get-contexts` lists; `scripts/cluster up` makes a cluster"
         )
-        yield Finding("kubeconfig", "failure", str(error), fix)
+        what, _, own = str(error).partition("; ")
+        yield Finding("kubeconfig", "failure", what, own or fix)
         return
     where = f"context {kubectl.target.context!r}, server {kubectl.target.server}"
     yield Finding("kubectl", "ok", kubectl.path)

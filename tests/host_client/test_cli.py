@@ -277,7 +277,7 @@ def test_an_interrupted_run_stops_its_command(podpipe: Podpipe, stub: StubCluste
         (["create", "--ttl", "x"], 2, "invalid int"),
         (["create", "--ttl", "0"], 2, "ttl_minutes=0 has to be from 1 to 1440"),
         (["run", "work"], 2, "run needs a command"),
-        (["destroy", "x", "--purge-home"], 2, "--yes"),
+        (["destroy", "x", "--purge-home"], 2, "nothing was deleted; say --yes"),
         ([], 2, "COMMAND"),
         (["nonesuch"], 2, "nonesuch"),
     ],
@@ -348,6 +348,8 @@ def test_a_fault_that_doctor_finds_has_a_fix_to_follow(
     (fault,) = [row for row in json.loads(report.stdout) if row["result"] == "failure"]
     assert fault["check"] == check
     assert fix in fault["fix"]
+    assert "set KUBECONFIG" not in fault["detail"]
+    assert "give the absolute path" not in fault["detail"]
 
 
 def test_settings_are_all_listed_with_their_values_and_where_those_come_from(
