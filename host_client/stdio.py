@@ -27,6 +27,8 @@ MAX_CALL_BYTES = 2 * MAX_STAGED_BYTES
 """What a sandbox takes of one call, with the escapes that JSON may need."""
 LINGER_SECONDS = 1.0
 """For replies in work when stdin ends: clients kill a server that stays for two seconds."""
+STALL_SECONDS = 0.3
+"""For a client that has gone and may still read; likewise."""
 
 
 async def serve(server: MCPServer[Any], source: int, sink: int) -> None:
@@ -47,7 +49,7 @@ async def serve(server: MCPServer[Any], source: int, sink: int) -> None:
     try:
         await connection.serve(server, experimental={})
     finally:
-        await streams.aclose()
+        await streams.aclose(STALL_SECONDS)
 
 
 @contextlib.contextmanager

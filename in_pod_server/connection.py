@@ -37,6 +37,7 @@ from in_pod_server.contract import (
 from in_pod_server.framing import Refused, encode, error, parse
 from in_pod_server.lines import LineBuffer, Overlong
 from in_pod_server.parts import Parts
+from in_pod_server.streams import STALL_SECONDS, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.types import JSONRPCMessage
 
-    from in_pod_server.streams import Streams
 
 READ_BYTES = 65536
 WRITE_BUFFER_BYTES = 256 * 1024
@@ -229,10 +229,18 @@ class Connection:
 
     async def _finish(self) -> None:
         """Answer what a client asked that writes no more, unless it no longer listens either."""
-        with anyio.move_on_after(self._linger):
-            while self._in_flight and not self._hung_up():
-                with anyio.move_on_after(HANGUP_POLL_SECONDS):
-                    await self._settled.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._give_up_stalled)
+            with anyio.move_on_after(self._linger):
+                while self._in_flight and not self._hung_up():
+                    with anyio.move_on_after(HANGUP_POLL_SECONDS):
+                        await self._settled.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _give_up_stalled(self) -> None:
+        """A killed kubectl can leave the end that we write to open, with nobody who reads it."""
+        await self._streams.taken(STALL_SECONDS)
+        self._streams.abort()
 
     def _hung_up(self) -> bool:
         if self._writer.transport.is_closing():

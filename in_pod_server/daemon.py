@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from in_pod_server import contract
 
 if TYPE_CHECKING:
-    pass
+    from in_pod_server.streams import Streams
 
 BACKLOG: Final = 128
 FLUSH_SECONDS: Final = 1.5
@@ -165,7 +165,7 @@ async def _serve(
 
     import anyio
 
-    from in_pod_server.clients import accept, speaking
+    from in_pod_server.clients import accept
     from in_pod_server.connection import Connection
     from in_pod_server.files import Home
     from in_pod_server.launch import Launcher
@@ -201,23 +201,18 @@ async def _serve(
                 processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
             )
 
-            async def handle(client: socket.socket) -> None:
+            async def handle(streams: Streams) -> None:
+                connection = Connection(
+                    streams,
+                    max_message_bytes=contract.MAX_MESSAGE_BYTES,
+                    parts=Parts(room),
+                    on_expiry=lifetime.told,
+                )
+                open_now.add(connection)
                 try:
-                    async with speaking(client) as streams:
-                        connection = Connection(
-                            streams,
-                            max_message_bytes=contract.MAX_MESSAGE_BYTES,
-                            parts=Parts(room),
-                            on_expiry=lifetime.told,
-                        )
-                        open_now.add(connection)
-                        try:
-                            await connection.serve(server, experimental=experimental)
-                        finally:
-                            open_now.discard(connection)
-                except Exception:
-                    # The boundary: one client's session may fail, the others go on.
-                    logger.exception("a connection failed")
+                    await connection.serve(server, experimental=experimental)
+                finally:
+                    open_now.discard(connection)
 
             open_now: set[Connection] = set()
             server.lifetime = lifetime = Lifetime(

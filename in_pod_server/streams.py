@@ -15,10 +15,12 @@ from in_pod_server.dial import can_be_waited_for
 
 __all__ = ["Streams", "Together", "can_be_waited_for"]
 
-STALL_SECONDS = 5.0
-"""How long a reader of our last words may take nothing before it is given up: it may be frozen."""
+STALL_SECONDS = 60.0
+"""How long a reader of our last words may take nothing before it is given up: it may be frozen, or a
+person's who has stopped to read."""
 PIECE_BYTES = 32 * 1024
 """What is together so much goes out: kubectl reads no more at once."""
+LOOK_SECONDS = 0.5
 FLUSH_SECONDS = 1.0
 """The same where we are in a hurry."""
 
@@ -105,23 +107,40 @@ class Streams:
         if not self._lost.is_set():
             self._transport.abort()
 
-    async def aclose(self) -> None:
+    async def aclose(self, stall: float = STALL_SECONDS) -> None:
         """Close both ends when the last of what was written is taken, or its reader has stalled.
 
         A cancelled one hurries.
+
+        Args:
+            stall: seconds in which a reader has to take something.
         """
         self.together.flush()
         self.writer.close()
-        left = -1
         try:
-            while not self._lost.is_set() and left != self._transport.get_write_buffer_size():
-                left = self._transport.get_write_buffer_size()
-                with anyio.move_on_after(STALL_SECONDS):
-                    await self._lost.wait()
-        finally:
+            await self.taken(stall)
+        except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(FLUSH_SECONDS, shield=True):
                 await self._lost.wait()
+            raise
+        finally:
             self.abort()
+
+    async def taken(self, stall: float) -> None:
+        """Wait until the other end is lost, or has taken nothing of what waits for so long.
+
+        Args:
+            stall: seconds.
+        """
+        since, left = anyio.current_time(), -1
+        while not self._lost.is_set():
+            with anyio.move_on_after(min(stall, LOOK_SECONDS)):
+                await self._lost.wait()
+            now = self._transport.get_write_buffer_size()
+            if not now or now != left:
+                since, left = anyio.current_time(), now
+            elif anyio.current_time() - since >= stall:
+                return
 
 
 class _End(asyncio.StreamReaderProtocol):

@@ -543,3 +543,76 @@ def test_a_slow_reader_gets_every_byte_of_its_last_reply(daemon: Daemon) -> None
             line += piece
         assert json.loads(line)["result"]["structuredContent"]["content"] == "x" * 300_000
         assert pump.wait(PATIENCE) == 0
+
+
+def held(daemon: Daemon) -> list[str]:
+    """What the daemon has open, but for what it has by itself."""
+    links = []
+    for fd in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(str(fd.readlink()))
+    return sorted(link for link in links if "anon_inode" not in link)
+
+
+@pytest.mark.parametrize(
+    "kind", ["none", "one", "three", "twenty", "directories", "file", "null", "pipe and folder"]
+)
+def test_a_client_that_hands_over_something_else_is_let_go_and_leaves_nothing(
+    daemon: Daemon, short_path: Path, kind: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        wire = stack.enter_context(Wire(daemon.socket))
+        wire.request(1, "ping")
+
+        def opened(path: str | Path, flags: int = os.O_RDONLY) -> int:
+            fd = os.open(path, flags)
+            stack.callback(os.close, fd)
+            return fd
+
+        pipe = os.pipe()
+        for fd in pipe:
+            stack.callback(os.close, fd)
+        (short_path / "file").touch()
+        fds = {
+            "none": [],
+            "one": [pipe[0]],
+            "three": [*pipe, pipe[0]],
+            "twenty": [pipe[0]] * 20,
+            "directories": [opened("/"), opened("/")],
+            "file": [pipe[0], opened(short_path / "file", os.O_RDWR)],
+            "null": [opened(os.devnull), opened(os.devnull, os.O_WRONLY)],
+            "pipe and folder": [pipe[0], opened("/")],
+        }[kind]
+        before = held(daemon)
+        for _ in range(5):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(PATIENCE)
+                client.connect(str(daemon.socket))
+                socket.send_fds(client, [b"\0"], fds)
+                with contextlib.suppress(ConnectionResetError):
+                    assert client.recv(1) == b"", "let go"
+        eventually(lambda: held(daemon) == before)
+        assert wire.request(2, "ping")["result"] == {}
+
+
+def test_clients_that_leave_without_a_word_cost_nothing(daemon: Daemon) -> None:
+    with Wire(daemon.socket) as wire:
+        wire.request(1, "ping")
+        before = held(daemon)
+        for _ in range(3):
+            with contextlib.ExitStack() as stack:
+                for _ in range(100):
+                    silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    silent.connect(str(daemon.socket))
+        assert wire.request(2, "ping")["result"] == {}
+        eventually(lambda: held(daemon) == before)
+
+
+def test_clients_that_never_speak_hold_up_others_for_a_moment_only(daemon: Daemon) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Wire(daemon.socket))
+        for _ in range(300):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.connect(str(daemon.socket))
+        with Wire(daemon.socket) as wire:
+            assert wire.request(1, "ping")["result"] == {}
