@@ -106,6 +106,8 @@ class Process:
     """Processes that it left running and that were ended because they were too many."""
     ended_for_memory: bool = False
     """Whether it was ended because no more memory was left, and it used most."""
+    memory_astray: bool = False
+    """Whether memory was short meanwhile, and most of it was no command's."""
     sandbox_ended: bool = False
     """Whether it was ended because the whole sandbox was."""
     killed_by_others: bool = False

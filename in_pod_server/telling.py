@@ -52,7 +52,8 @@ def standing(process: Process) -> str:
 
 def note(process: Process) -> str:
     """Return what else is to be known of how a command stands, and what to do about it, if anything."""
-    return (_memory_line(process) + _left_line(process) + _end_line(process)).lstrip("\n")
+    lines = (_memory_line, _astray_line, _left_line, _end_line)
+    return "".join(each(process) for each in lines).lstrip("\n")
 
 
 def _end_line(process: Process) -> str:
@@ -96,6 +97,16 @@ def _memory_line(process: Process) -> str:
     if process.oom_kills is None and process.killed_by_others:
         return "\n[nobody asked for that: most often the sandbox has run out of memory]"
     return ""
+
+
+def _astray_line(process: Process) -> str:
+    if not process.memory_astray:
+        return ""
+    return (
+        "\n[most of the sandbox's memory is held by what outlives commands: files in /dev/shm or "
+        f"{contract.RUN_DIR}, or SysV shared memory (ipcs -m); until it is freed, commands that use more than a "
+        "little are ended: rm the files, ipcrm -a, or suspend and resume the sandbox, which frees all of it]"
+    )
 
 
 def _left_line(process: Process) -> str:

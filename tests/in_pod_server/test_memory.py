@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -168,8 +169,8 @@ def test_where_nobody_limits_or_tells_there_is_no_gauge(tmp_path: Path) -> None:
 class Full(Gauge):
     """Says that no memory is left, from when it is told to until some command has ended."""
 
-    def __init__(self) -> None:
-        super().__init__(1000, Path(), Path())
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, Path(), Path())
         self.until: list[Process] = []
         self.looks = 0
 
@@ -179,15 +180,21 @@ class Full(Gauge):
         return self.limit if waits else 0
 
 
-@pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[tuple[ProcessTable, Full]]:
+@contextlib.asynccontextmanager
+async def guarded_with(tmp_path: Path, limit: int) -> AsyncIterator[tuple[ProcessTable, Full]]:
     home = tmp_path / "home"
     home.mkdir()
     launcher = Launcher(home=home, run_dir=tmp_path, user="u", tmp_dir=tmp_path)
-    gauge = Full()
+    gauge = Full(limit)
     nobody = OomCounter(proc=tmp_path / "absent")
     async with ProcessTable(launcher, log_dir=tmp_path, oom=nobody, gauge=gauge) as table:
         yield table, gauge
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[tuple[ProcessTable, Full]]:
+    async with guarded_with(tmp_path, 1000) as both:
+        yield both
 
 
 def start(table: ProcessTable, command: str) -> Process:
@@ -199,6 +206,11 @@ MANY = f"for i in 1 2 3 4; do {HOG.format(20)} & done; wait"
 ONE = HOG.format(40)
 
 
+async def written(first: Process, second: Process, *totals: int) -> None:
+    while (first.stdout.total, second.stdout.total) != totals:  # noqa: ASYNC110 - they write it
+        await anyio.sleep(0.01)
+
+
 async def test_when_memory_is_used_up_the_command_that_uses_most_is_ended_and_told(
     guarded: tuple[ProcessTable, Full],
 ) -> None:
@@ -206,8 +218,7 @@ async def test_when_memory_is_used_up_the_command_that_uses_most_is_ended_and_to
     table, gauge = guarded
     one, many = start(table, ONE), start(table, MANY)
     with anyio.fail_after(PATIENCE):
-        while (one.stdout.total, many.stdout.total) != (1, 4):  # noqa: ASYNC110 - they write it
-            await anyio.sleep(0.01)
+        await written(one, many, 1, 4)
         gauge.until = [one, many]
         await many.done.wait()
     assert not one.done.is_set()
@@ -218,6 +229,80 @@ async def test_when_memory_is_used_up_the_command_that_uses_most_is_ended_and_to
     assert data_of(result)["out_of_memory"] is True
     assert many.left_running == 0
     assert data_of(command_result(one))["out_of_memory"] is False
+
+
+SHARING = """exec python3 -c '
+import mmap, os, time
+size = {} << 20
+pages = mmap.mmap(-1, size)
+for _ in range({}):
+    if not os.fork():
+        break
+for start in range(0, size, 4096):
+    pages[start] = 1
+print(flush=True)
+time.sleep(1000)
+'"""
+
+
+async def test_shared_memory_that_ends_with_its_command_is_that_commands(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    table, gauge = guarded
+    one, hog = start(table, ONE), start(table, SHARING.format(80, 0))
+    with anyio.fail_after(PATIENCE):
+        await written(one, hog, 1, 1)
+        gauge.until = [one, hog]
+        await hog.done.wait()
+    assert (hog.ended_for_memory, one.ended_for_memory) == (True, False)
+
+
+async def test_memory_that_a_commands_processes_share_is_counted_once(
+    guarded: tuple[ProcessTable, Full],
+) -> None:
+    table, gauge = guarded
+    one, sharing = start(table, HOG.format(100)), start(table, SHARING.format(30, 3))
+    with anyio.fail_after(PATIENCE):
+        await written(one, sharing, 1, 4)
+        gauge.until = [one, sharing]
+        await one.done.wait()
+    assert (one.ended_for_memory, sharing.ended_for_memory) == (True, False)
+
+
+async def test_memory_that_is_no_commands_ends_none_that_holds_little(tmp_path: Path) -> None:
+    """What lies in /dev/shm or in a SysV segment: nobody could delete it any more."""
+    async with guarded_with(tmp_path, 1 << 30) as (table, gauge):
+        small = start(table, f"sleep {4 * guard.LONGEST_SECONDS}; echo done")
+        gauge.until = [Process("never", "", small.leader, small.stdout, small.stderr)]
+        deleting = start(table, f"touch {tmp_path}/x; rm {tmp_path}/x; echo gone")
+        for each, says in ((deleting, "gone"), (small, "done")):
+            await each.wait(PATIENCE)
+            told = text_of(command_result(each))
+            assert told.startswith("exit code 0\n")
+            assert told.endswith(f"\n{says}\n")
+            assert data_of(command_result(each))["out_of_memory"] is False
+        assert "files in /dev/shm" in told
+        assert "SysV" in told
+        assert "suspend and resume" in told
+        hog = start(table, HOG.format(guard.worth(1 << 30) >> 20))
+        await hog.wait(PATIENCE)
+    assert hog.ended_for_memory
+    assert "/dev/shm" in text_of(command_result(hog))
+
+
+async def test_many_commands_that_hold_little_each_are_ended_for_what_they_hold_together(
+    tmp_path: Path,
+) -> None:
+    async with guarded_with(tmp_path, 256 << 20) as (table, gauge):
+        each_bytes = guard.worth(256 << 20) * 3 // 4
+        commands = [start(table, SHARING.format(each_bytes >> 20, 0)) for _ in range(4)]
+        with anyio.fail_after(PATIENCE):
+            while sum(each.stdout.total for each in commands) != len(commands):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            gauge.until = commands
+            while not any(each.done.is_set() for each in commands):  # noqa: ASYNC110 - any of them
+                await anyio.sleep(0.01)
+        assert sum(each.ended_for_memory for each in commands) == 1
 
 
 async def test_what_a_finished_command_left_running_is_ended_for_memory_too(
