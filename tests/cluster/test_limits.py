@@ -96,6 +96,34 @@ async def test_full_memory_disks_leave_room_for_commands(cluster: Cluster, user:
         assert (await host.sessions.open("work")).boot_id == before.boot_id
 
 
+SEGMENT = """python3 -c '
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+size = {} << 20
+place = libc.shmat(libc.shmget(0, ctypes.c_size_t(size), 0o1600), None, 0)
+for page in range(0, size, 4096):
+    ctypes.memset(place + page, 1, 1)
+'"""
+
+
+async def test_shared_memory_that_outlives_its_command_can_be_removed(
+    cluster: Cluster, user: str
+) -> None:
+    async with sandbox(cluster, memory_limit="256Mi") as host:
+        before = await host.sessions.open("work")
+        for _ in range(4):  # until too little is left, which may end the last
+            facts = await run(host, SEGMENT.format(60))
+        assert facts["out_of_memory"] is True
+        facts = await run(host, "sleep 1; ipcs -m | grep -c 62914560")
+        assert facts["exit_code"] == 0, facts
+        assert "SysV" in facts["note"]
+        assert (await run(host, "ipcrm -a"))["exit_code"] == 0
+        facts = await run(host, "python3 -c 'print(len(bytearray(10**8)))'")
+        assert (facts["stdout"], facts["note"]) == ("100000000\n", "")
+        assert (await host.sessions.open("work")).boot_id == before.boot_id
+
+
 async def test_a_container_killed_for_memory_under_a_call_is_told_as_such(
     cluster: Cluster, user: str
 ) -> None:
