@@ -221,7 +221,9 @@ def test_commands_are_recorded_and_those_that_only_look_here_are_not(
     podpipe("put", "work", str(stub.folder / "notes"), "n")
     podpipe("get", "work", "n", str(stub.folder / "back"))
     podpipe("status", "nonesuch")
-    podpipe("settings")
+    for unrecorded in ("settings", "render", "doctor", "create --nonesuch"):
+        podpipe(*unrecorded.split())
+    podpipe("install", "codex", "--dry-run")
     podpipe("reap", "--dry-run")
     found = lines(of(stub))
     assert [(line["tool"], line["sandbox"], line["outcome"]) for line in found] == [
