@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -44,16 +45,19 @@ def _refuse_local_target(sandbox: str, local: Sequence[str], remote: str) -> Non
     Raises:
         UsageError: it is a file here and several are copied, or it is here and not in the home.
     """
+    otherwise = ""
     try:
         in_home(remote)
-        meant = len(local) > 1 and not remote.endswith("/") and Path(remote).is_file()
+        if len(local) == 1 or remote.endswith("/") or Path(remote).is_dir():
+            return
+        otherwise = f"; {remote}/ is a folder of that name there"
     except UsageError:
-        meant = Path(remote).exists()
-    if meant:
+        pass
+    if os.path.lexists(remote):
         words = shlex.join([sandbox, *local, remote])
         raise UsageError(
             f"the last argument is the target in the sandbox, and {remote!r} is here. To copy it too, "
-            f"say where to after it, for example: podpipe put {words} in/"
+            f"say where to after it, for example: podpipe put {words} in/{otherwise}"
         )
 
 

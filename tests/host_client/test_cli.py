@@ -178,7 +178,7 @@ def test_put_of_several_refuses_a_file_of_this_folder_as_their_target(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes.md").touch()
-    with pytest.raises(UsageError, match="last argument is the target"):
+    with pytest.raises(UsageError, match=r"last argument is the target.*; notes\.md/ is a folder"):
         files._refuse_local_target("work", ["a", "b"], "notes.md")
     files._refuse_local_target("work", ["a", "b"], "notes.md/")
     files._refuse_local_target("work", ["notes.md"], "notes.md")
