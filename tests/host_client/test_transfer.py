@@ -394,7 +394,7 @@ def test_what_takes_long_is_told_in_plain_lines(
     process = podpipe.start("put", "work", str(tmp_path / "holes"))
     assert process.stderr
     lines = iter(process.stderr.readline, b"")
-    assert any(b"copying 1 files" in line and b"/s" in line for line in lines)
+    assert any(b"copying 1 file:" in line and b"/s" in line for line in lines)
     process.kill()
     process.communicate()
 
