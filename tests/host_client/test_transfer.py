@@ -421,7 +421,7 @@ def test_on_a_terminal_a_bar_tells_how_far_it_is_and_goes_away(
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out.startswith(b"1 file, 1.0 GiB")) == (0, True)
     plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
-    assert re.search(r"copying 1 files .*/1\.1 GB .*B/s", plain), plain[-2000:]
+    assert re.search(r"copying 1 file .*/1\.1 GB .*B/s", plain), plain[-2000:]
     # The last thing is that the line is cleared and the cursor shown again.
     assert b"\x1b[2K" in shown.split(b"copying")[-1]
     assert b"\x1b[?25h" in shown.split(b"copying")[-1]
