@@ -81,7 +81,7 @@ async def test_a_call_that_the_daemon_was_killed_before_reading_is_not_in_doubt(
         assert session
         pid = daemon_pid(stub)
         (pod,) = stub.names("Pod")
-        stubborn = "trap '' TERM; while :; do sleep 0.1; done"
+        stubborn = "trap '' TERM; for i in {1..600}; do sleep 0.1; done"
         await host.sessions.call("work", "start_background", {"command": stubborn})
         os.kill(pid, signal.SIGTERM)
         while not session.ending:
