@@ -22,6 +22,7 @@ from host_client.cancel import cancel
 from host_client.errors import (
     ApiUnreachable,
     ContainerRestarted,
+    Forbidden,
     PodpipeError,
     PodReplaced,
     RequestRefused,
@@ -130,7 +131,10 @@ class Sessions:
     async def _started(
         self, ref: str, wait: float, progress: Progress, resume: bool
     ) -> tuple[Sandbox, PodView]:
-        """The sandbox and its connected pod; what was reached before is given time to come back."""
+        """The sandbox and its connected pod; what was reached before is given time to come back.
+
+        An API server that has just started answers before it has read the roles, and refuses all.
+        """
         began = anyio.current_time()
         patience = min(wait, UNREACHABLE_SECONDS) if ref in self._ids else 0.0
         for pause in pauses(*RETRY_SECONDS):
@@ -139,7 +143,7 @@ class Sessions:
                 return await self._launcher.running(
                     ref, wait=left, progress=progress, resume=resume
                 )
-            except ApiUnreachable as error:
+            except (ApiUnreachable, Forbidden) as error:
                 if anyio.current_time() - began >= patience:
                     raise
                 log.info("%s", error)
@@ -234,7 +238,7 @@ class Sessions:
                     raise
                 if isinstance(error, SandboxNotFound | SandboxExpired):
                     raise _ended(tool, ref, error) from error
-                passing = isinstance(error, ApiUnreachable | StillStarting)
+                passing = isinstance(error, ApiUnreachable | StillStarting | Forbidden)
                 if not passing or anyio.current_time() > patience:
                     raise _unknown(tool, str(error)) from error
             else:

@@ -14,6 +14,7 @@ import pytest
 from host_client.errors import (
     ApiUnreachable,
     Forbidden,
+    PodpipeError,
     SandboxEnded,
     SandboxSuspended,
     SessionLost,
@@ -24,6 +25,7 @@ from host_client.host import Host
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, daemon_pid, killed_while, pipes, run
 
+DENIED = 'Error from server (Forbidden): configmaps is forbidden: User "x" cannot list resource'
 REFUSED = "The connection to the server stub:6443 was refused - did you specify the right host?"
 
 
@@ -157,21 +159,52 @@ async def test_an_image_of_another_contract_is_a_version_mismatch(
             await host.launcher.create(name="work")
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(REFUSED, ApiUnreachable), (DENIED, Forbidden)],
+    ids=["unreachable", "forbidden"],
+)
 async def test_an_api_server_that_was_there_before_is_waited_for(
-    host: Host, stub: StubCluster, monkeypatch: Any
+    host: Host, stub: StubCluster, monkeypatch: Any, said: str, told: type[PodpipeError]
 ) -> None:
-    """A call that comes while it restarts is answered; only one that never comes back is told."""
+    """A call that comes while it restarts is answered; only one that never comes back is told.
+
+    One that has just started refuses everybody: it answers before it has read the roles.
+    """
     await host.launcher.create(name="work")
     with anyio.fail_after(BOUND):
         await run(host, "work", "true")
-        stub.faults(get={"stderr": REFUSED, "times": 3})
+        stub.faults(get={"stderr": said, "times": 3})
         await host.sessions.forget("work")
         assert (await run(host, "work", "echo ok"))["stdout"] == "ok\n"
         monkeypatch.setattr("host_client.sessions.UNREACHABLE_SECONDS", 0.5)
-        stub.faults(get={"stderr": REFUSED})
+        stub.faults(get={"stderr": said})
         await host.sessions.forget("work")
-        with pytest.raises(ApiUnreachable, match="check that the cluster is up"):
+        with pytest.raises(told, match=r"check that the cluster is up|forbidden"):
             await run(host, "work", "echo ok")
+
+
+async def test_a_call_goes_on_when_the_api_server_has_not_read_the_roles_yet(
+    host: Host, stub: StubCluster
+) -> None:
+    """Its pipe was broken by the restart; the command runs on meanwhile."""
+    with anyio.fail_after(BOUND):
+        await host.launcher.create(name="work")
+        session = await host.sessions.open("work")
+        found: dict[str, Any] = {}
+
+        async def call() -> None:
+            found.update(await run(host, "work", "echo id >> ran; touch began; sleep 2; cat ran"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            while not list(stub.folder.glob("homes/*/began")):  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.05)
+            denied = {"stderr": DENIED, "times": 3}
+            stub.faults(get=denied, exec=denied)
+            assert session.kubectl_pid
+            os.kill(session.kubectl_pid, signal.SIGKILL)
+        assert found["stdout"] == "id\n"
 
 
 async def test_an_api_server_that_never_was_there_is_told_at_once(
