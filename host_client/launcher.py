@@ -124,7 +124,13 @@ class Launcher:
             wait = deadline - anyio.current_time()
             pods.append(
                 await answering(
-                    self._backend, self._connect, sandbox, pod, wait=wait, progress=progress
+                    self._backend,
+                    self._connect,
+                    sandbox,
+                    pod,
+                    wait=wait,
+                    progress=progress,
+                    now=self._clock.now,
                 )
             )
 
@@ -346,7 +352,13 @@ class Launcher:
                 left = deadline - anyio.current_time()
                 try:
                     risen = await answering(
-                        self._backend, self._connect, sandbox, pod, wait=left, progress=progress
+                        self._backend,
+                        self._connect,
+                        sandbox,
+                        pod,
+                        wait=left,
+                        progress=progress,
+                        now=self._clock.now,
                     )
                 except LaunchFailed as failed:
                     if made or failed.reason not in _GONE:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 
 import anyio
 
 from host_client.backends.backend import Backend
 from host_client.backoff import pauses
-from host_client.clock import utc_now
 from host_client.errors import LaunchFailed, SessionLost, StillStarting, root_cause
 from host_client.sandbox import PodView, Sandbox
 from host_client.status import Progress
@@ -36,6 +36,7 @@ async def answering(
     *,
     wait: float,
     progress: Progress,
+    now: Callable[[], datetime],
 ) -> PodView:
     """Wait until the daemon of this very pod answers.
 
@@ -48,6 +49,7 @@ async def answering(
         pod: as it was when it was made or found.
         wait: seconds.
         progress: told what is being waited for.
+        now: the API server's time, which says how long a pod has been waiting.
 
     Returns:
         The newest view of the pod.
@@ -67,7 +69,7 @@ async def answering(
             progress("connecting" if latest.container_running else latest.progress)
             await anyio.sleep(max(0.0, min(POLL_SECONDS, deadline - anyio.current_time())))
             _, pods = await backend.observe(sandbox.id)
-            latest = await _still_rising(backend, sandbox, pod, pods)
+            latest = await _still_rising(backend, sandbox, pod, pods, now())
             if anyio.current_time() >= deadline:
                 detail = latest.progress
                 hint = ""
@@ -98,7 +100,7 @@ async def answering(
 
 
 async def _still_rising(
-    backend: Backend, sandbox: Sandbox, pod: PodView, pods: list[PodView]
+    backend: Backend, sandbox: Sandbox, pod: PodView, pods: list[PodView], now: datetime
 ) -> PodView:
     """The newest view of a pod that is coming up.
 
@@ -111,7 +113,7 @@ async def _still_rising(
             f"sandbox {sandbox.id}: pod {pod.name} was deleted while starting",
             reason="Deleted",
         )
-    if failure := latest.failure(utc_now()):
+    if failure := latest.failure(now):
         reason, message = failure
         if reason == "CrashLoopBackOff":
             said = await backend.last_words(latest)

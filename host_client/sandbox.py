@@ -32,8 +32,11 @@ UNSCHEDULABLE_GRACE_SECONDS = 8.0
 
 SCHEDULER_LAG_SECONDS = 30.0
 """After a restart of the API server the scheduler knows neither new claims nor their volumes for a
-while, and says that they are not there."""
-_NOT_SEEN_YET = re.compile(r'persistentvolume(claim)? "[^"]*" not found|non-existent pv')
+while, and says that they are not there; and a node that comes back is tainted until it is ready."""
+_NOT_SEEN_YET = re.compile(
+    r'persistentvolume(claim)? "[^"]*" not found|non-existent pv'
+    r"|unbound immediate PersistentVolumeClaims|untolerated taint"
+)
 
 ORPHAN_GRACE_SECONDS = 600
 """Younger than this, what looks left behind may be a create under way: the longest takes two minutes."""

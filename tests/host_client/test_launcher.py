@@ -655,7 +655,7 @@ async def test_a_pod_that_fits_no_node_is_refused_with_what_helps(
     unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     stub.faults(pod={"phase": "Pending", "conditions": [unfit | {"message": message}],
                      "containerStatuses": []})  # fmt: skip
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         with pytest.raises(LaunchFailed, match=hint) as failed:
             await launcher(stub).create()
     assert failed.value.reason == "Unschedulable"

@@ -147,6 +147,9 @@ def test_why_a_pod_ended_is_what_kubernetes_says(status: dict[str, Any], why: st
     [
         'persistentvolumeclaim "h" not found',
         "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+        "pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are available",
+        "1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }",
+        "1 node(s) had untolerated taint(s)",
     ],
 )
 def test_a_scheduler_that_lags_behind_is_given_longer(message: str) -> None:
