@@ -238,12 +238,21 @@ async def _serve(
                     stop.set()
 
                 calls.start_soon(lifetime.watch, on_over)
-                connections.start_soon(accept, listener, connections, handle)
+                accepting, accepted_last = anyio.CancelScope(), anyio.Event()
+
+                async def accept_until_the_end() -> None:
+                    with accepting:
+                        await accept(listener, connections, handle)
+                    accepted_last.set()
+
+                connections.start_soon(accept_until_the_end)
                 logger.info("serving on %s", paths.socket)
                 await stop.wait()
                 ledger.end()
                 for connection in open_now:
                     connections.start_soon(connection.tell_ending)
+                accepting.cancel()
+                await accepted_last.wait()  # nobody may wait for a socket that is closed
                 listener.close()
                 # Commands first: calls that wait for them are then answered, not cut off.
                 await processes.stop_all()

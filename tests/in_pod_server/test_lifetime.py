@@ -60,11 +60,13 @@ def tell(wire: Wire, number: int, **meta: Any) -> None:
 
 
 def test_a_sandbox_ends_by_itself_at_its_expiry_with_nobody_there(short_path: Path) -> None:
-    annotate(short_path, in_seconds(3))
+    annotate(short_path, in_seconds(8))
     with start_daemon(short_path) as daemon:
         with Wire(daemon.socket) as wire:
-            began = wire.call(1, "start_background", command="trap 'echo told >end' TERM; sleep 60")
+            command = "trap 'echo told >end' TERM; touch ready; sleep 60"
+            began = wire.call(1, "start_background", command=command)
             process_id = began["structuredContent"]["process_id"]
+            eventually((daemon.home / "ready").exists)
         assert code(daemon) == 0
         assert marked(process_id) == []
         assert (daemon.home / "end").read_text() == "told\n", "it was given its grace"
@@ -141,7 +143,7 @@ def test_a_container_that_is_restarted_after_the_expiry_ends_again(short_path: P
     annotate(short_path, in_seconds(-3600))
     for _ in range(2):
         with start_daemon(short_path) as daemon:
-            assert code(daemon) == 0
+            assert code(daemon) == 0, daemon.stderr()
 
 
 # --- idle -----------------------------------------------------------------------------------------
