@@ -42,6 +42,10 @@ async def test_what_is_asked_of_a_lost_node_is_answered_in_time_and_made_good_wh
                 await host.launcher.create(name=name)
             kept = {"command": "echo kept > f"}
             await host.sessions.call("work", "run_command", kept)
+            # A pod that is not known to have run is not waited for.
+            for name in ("work", "other"):
+                while (await host.launcher.status(name)).phase != "running":  # noqa: ASYNC110
+                    await anyio.sleep(0.3)
         with lost_node():
             with anyio.fail_after(CALL_SECONDS):
                 with pytest.raises(PodpipeError, match=r"lost|answer"):
