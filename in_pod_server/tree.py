@@ -19,6 +19,9 @@ import anyio.lowlevel
 
 MARKER: Final = "PODPIPE_PROCESS_ID"
 READ_BYTES: Final = 65536
+PAUSE_SECONDS: Final = 0.001
+STARTING_SECONDS: Final = 0.1
+"""How long one look waits for processes that are just becoming another program."""
 SCAN_BATCH: Final = 64
 """Processes looked at before others get their turn: a fork bomb must not stall the daemon."""
 
@@ -32,6 +35,13 @@ class Stat:
     parent: int
     session: int
     started: int
+    environment: tuple[int, int] = (0, 0)
+    """Where its environment lies; two zeros while it starts a program, or if that is hidden."""
+
+    @property
+    def has_empty_environment(self) -> bool:
+        """Whether it was started with one that has nothing in it."""
+        return self.environment[0] == self.environment[1] != 0
 
     @property
     def alive(self) -> bool:
@@ -62,7 +72,9 @@ def read_stat(pid: int) -> Stat | None:
     if not raw:
         return None
     fields = raw[raw.rindex(b")") + 2 :].split()
-    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+    state, parent, session, started = fields[0].decode(), fields[1], fields[3], fields[19]
+    environment = (int(fields[47]), int(fields[48]))
+    return Stat(pid, state, int(parent), int(session), int(started), environment)
 
 
 def members(leader: Leader, census: Iterable[Seen]) -> list[Stat]:
@@ -100,6 +112,7 @@ class Census:
         self._known: dict[tuple[int, int], str] = {}
         self._lock = anyio.Lock(fast_acquire=True)
         self._next: _Look | None = None
+        self._patience = 0.0
 
     async def take(self) -> list[Seen]:
         """Return every process that is there now, zombies included."""
@@ -123,6 +136,7 @@ class Census:
     async def _look(self) -> list[Seen]:
         found = []
         known = {}
+        self._patience = STARTING_SECONDS
         for count, pid in enumerate(_pids(), 1):
             if count % SCAN_BATCH == 0:
                 await anyio.lowlevel.checkpoint()
@@ -131,12 +145,27 @@ class Census:
                 continue
             # Once marked, always ours: a process may start anew with an empty environment.
             key = (pid, stat.started)
-            marker = self._known.get(key) or _marker_of(pid)
+            marker = self._known.get(key) or await self._marker_of(stat)
             if marker is not None:
                 known[key] = marker
             found.append(Seen(stat, marker))
         self._known = known
         return found
+
+    async def _marker_of(self, stat: Stat) -> str | None:
+        """The marker in a process's environment, which is not there while it starts a program.
+
+        Linux shows none from when the old program's memory is gone until the new one's is filled.
+        """
+        environment = _read(f"/proc/{stat.pid}/environ")
+        while environment == b"" and stat.alive and self._patience > 0:
+            now = read_stat(stat.pid)
+            if now is None or now.started != stat.started or now.has_empty_environment:
+                return None
+            await anyio.sleep(PAUSE_SECONDS)
+            self._patience -= PAUSE_SECONDS
+            environment = _read(f"/proc/{stat.pid}/environ")
+        return _marker_in(environment or b"")
 
 
 class _Look:
@@ -145,9 +174,9 @@ class _Look:
         self.found: list[Seen] | None = None
 
 
-def _marker_of(pid: int) -> str | None:
+def _marker_in(environment: bytes) -> str | None:
     prefix = f"{MARKER}=".encode()
-    for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
+    for entry in environment.split(b"\0"):
         if entry.startswith(prefix):
             return entry[len(prefix) :].decode("utf-8", "replace")
     return None
@@ -157,12 +186,12 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names only
 
 
-def _read(path: str) -> bytes:
-    """Read a file of /proc; nothing if the process is gone or not ours to look into."""
+def _read(path: str) -> bytes | None:
+    """Read a file of /proc; None if the process is gone or not ours to look into."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return b""
+        return None
     try:
         data = piece = os.read(fd, READ_BYTES)
         while len(piece) == READ_BYTES:
@@ -170,7 +199,7 @@ def _read(path: str) -> bytes:
             data += piece
         return data
     except OSError:
-        return b""
+        return None
     finally:
         os.close(fd)
 

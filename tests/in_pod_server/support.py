@@ -145,8 +145,12 @@ class Wire:
 
     def __init__(self, path: Path, *, initialize: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE)
-        self._connect(path)
+        try:
+            self._connect(path)  # with no timeout yet: it waits where the queue is full
+            self.socket.settimeout(PATIENCE)
+        except BaseException:
+            self.socket.close()
+            raise
         self._file = self.socket.makefile("rb")
         if initialize:
             self.request(0, "initialize", INITIALIZE)

@@ -119,10 +119,58 @@ async def test_a_marked_process_stays_marked_when_it_empties_its_environment() -
             assert child.stdin is not None
             child.stdin.write(b"\n")
             child.stdin.close()
-            while tree._marker_of(child.pid) is not None:
+            while tree._read(f"/proc/{child.pid}/environ") != b"":
                 await anyio.lowlevel.checkpoint()
             marker = {s.marker for s in await census.take() if s.stat.pid == child.pid}
             assert marker == {"p5-x"}
     finally:
         child.kill()
         child.wait()
+
+
+async def test_a_process_that_is_becoming_another_program_is_not_taken_for_a_stranger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = subprocess.Popen(["sleep", "300"], env={"PATH": os.environ["PATH"], tree.MARKER: "p6"})  # noqa: ASYNC220
+    real, hidden = tree._read, [True] * 5
+
+    def without_memory(path: str) -> bytes | None:
+        """As Linux shows a process between two programs: for a while, no environment."""
+        if path == f"/proc/{child.pid}/environ" and hidden:
+            hidden.pop()
+            return b""
+        return real(path)
+
+    monkeypatch.setattr(tree, "_read", without_memory)
+    try:
+        with anyio.fail_after(PATIENCE):
+            found = await Census().take()
+    finally:
+        child.kill()
+        child.wait()
+    assert not hidden
+    assert [s.marker for s in found if s.stat.pid == child.pid] == ["p6"]
+
+
+async def test_an_environment_that_is_empty_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = subprocess.Popen(["/bin/sleep", "300"], env={})  # noqa: ASYNC220 - it is only looked at
+    real, looks = tree._read, 0
+
+    def counted(path: str) -> bytes | None:
+        nonlocal looks
+        looks += path == f"/proc/{child.pid}/environ"
+        return real(path)
+
+    monkeypatch.setattr(tree, "_read", counted)
+    try:
+        with anyio.fail_after(PATIENCE):
+            while not ((stat := tree.read_stat(child.pid)) and stat.has_empty_environment):
+                await anyio.lowlevel.checkpoint()
+            found = await Census().take()
+    finally:
+        child.kill()
+        child.wait()
+    assert [s.marker for s in found if s.stat.pid == child.pid] == [None]
+    assert looks == 1
