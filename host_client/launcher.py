@@ -122,17 +122,7 @@ class Launcher:
         async def start(sandbox: Sandbox) -> None:
             pod = await self._backend.start(sandbox, homes[0])
             wait = deadline - anyio.current_time()
-            pods.append(
-                await answering(
-                    self._backend,
-                    self._connect,
-                    sandbox,
-                    pod,
-                    wait=wait,
-                    progress=progress,
-                    now=self._clock.now,
-                )
-            )
+            pods.append(await self._answering(sandbox, pod, wait, progress))
 
         try:
             async with anyio.create_task_group() as tasks:
@@ -163,6 +153,14 @@ class Launcher:
                     await self._undo(claimed[0], had_home=homes != [None])
             raise root_cause(error) from None
         return Status(sandbox, "running", pods[0], "")
+
+    async def _answering(
+        self, sandbox: Sandbox, pod: PodView, wait: float, progress: Progress
+    ) -> PodView:
+        return await answering(
+            self._backend, self._connect, sandbox, pod,
+            wait=wait, progress=progress, now=self._clock.now,
+        )  # fmt: skip
 
     async def _made(self, sandbox: Sandbox) -> Sandbox:
         """Note that somebody is told of the sandbox now, so that it lives until it expires."""
@@ -351,15 +349,7 @@ class Launcher:
                     pod = await self._backend.start(sandbox, await self._backend.home())
                 left = deadline - anyio.current_time()
                 try:
-                    risen = await answering(
-                        self._backend,
-                        self._connect,
-                        sandbox,
-                        pod,
-                        wait=left,
-                        progress=progress,
-                        now=self._clock.now,
-                    )
+                    risen = await self._answering(sandbox, pod, left, progress)
                 except LaunchFailed as failed:
                     if made or failed.reason not in _GONE:
                         with anyio.CancelScope(shield=True):

@@ -17,12 +17,15 @@ from typing import Any
 import anyio
 
 from host_client.host import Host
+from host_client.launcher import Launcher
 from tests.bench.harness import Row, Sample, Sides
 from tests.bench.lab import CLEANUP_SECONDS, LABEL, PLAIN_CALL, WAIT, Lab, checked, cleaned
 from tests.bench.row_create import like_ours
 
 NAME = "ends"
 LIMIT_SECONDS = 5.0
+
+End = Callable[[Launcher], Awaitable[object]]
 
 
 async def _running(host: Host) -> None:
@@ -33,19 +36,10 @@ async def _running(host: Host) -> None:
     checked(await host.sessions.call(NAME, *PLAIN_CALL))
 
 
-async def _suspend(host: Host) -> Sample:
+async def _ended(host: Host, end: End) -> Sample:
     await _running(host)
     began = time.perf_counter()
-    await host.launcher.suspend(NAME)
-    took = time.perf_counter() - began
-    await host.sessions.forget(NAME)
-    return Sample(took)
-
-
-async def _delete(host: Host) -> Sample:
-    await _running(host)
-    began = time.perf_counter()
-    await host.launcher.destroy(NAME)
+    await end(host.launcher)
     took = time.perf_counter() - began
     await host.sessions.forget(NAME)
     return Sample(took)
@@ -61,9 +55,7 @@ async def _bare(lab: Lab, objects: tuple[Mapping[str, Any], ...]) -> Sample:
     return Sample(time.perf_counter() - began)
 
 
-def _sides(
-    ours: Callable[[Host], Awaitable[Sample]],
-) -> Callable[[Lab], Any]:
+def _sides(end: End) -> Callable[[Lab], Any]:
     @asynccontextmanager
     async def sides(lab: Lab) -> AsyncIterator[Sides]:
         host = Host(replace(lab.settings, user=f"{lab.settings.user}-end"))
@@ -71,7 +63,7 @@ def _sides(
             async with cleaned(host, lab.tell):
                 lab.tell("making a sandbox to take the bare pod's limits from")
                 objects = await like_ours(lab, host)
-                yield Sides(partial(ours, host), partial(_bare, lab, objects))
+                yield Sides(partial(_ended, host, end), partial(_bare, lab, objects))
         finally:
             with anyio.fail_after(CLEANUP_SECONDS, shield=True):
                 await lab.type(
@@ -86,7 +78,7 @@ ROWS: tuple[Row[Lab], ...] = (
         name="delete",
         ours="destroy a running sandbox, until its pod is gone",
         baseline="kubectl delete of a bare running pod, grace 1 s",
-        sides=_sides(_delete),
+        sides=_sides(lambda launcher: launcher.destroy(NAME)),
         runs=10,
         limit=LIMIT_SECONDS,
     ),
@@ -94,7 +86,7 @@ ROWS: tuple[Row[Lab], ...] = (
         name="suspend",
         ours="suspend a running sandbox, until its pod is gone",
         baseline="kubectl delete of a bare running pod, grace 1 s",
-        sides=_sides(_suspend),
+        sides=_sides(lambda launcher: launcher.suspend(NAME)),
         runs=10,
         limit=LIMIT_SECONDS,
     ),

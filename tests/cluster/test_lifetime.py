@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from host_client import manifest
 from host_client.clock import utc_now
 from host_client.errors import SandboxExpired
 from host_client.host import Host
@@ -17,6 +16,7 @@ from host_client.sandbox import timestamp
 from host_client.sessions import NEWS
 from in_pod_server import contract as c
 from tests.cluster.conftest import Cluster
+from tests.idling import idle_after
 
 BOUND = 170
 IDLE_SECONDS = 4
@@ -45,17 +45,7 @@ def pods(cluster: Cluster, user: str) -> list[Any]:
 
 @pytest.fixture
 def idles_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting counts in minutes, and no test has those."""
-    whole = manifest.pod
-
-    def pod(*arguments: Any) -> manifest.Object:
-        made = whole(*arguments)
-        for each in made["spec"]["containers"][0]["env"]:
-            if each["name"] == c.ENV_IDLE_SECONDS:
-                each["value"] = str(IDLE_SECONDS)
-        return made
-
-    monkeypatch.setattr(manifest, "pod", pod)
+    idle_after(IDLE_SECONDS, monkeypatch)
 
 
 async def test_a_sandbox_ends_its_pod_at_the_expiry_that_the_annotation_tells(

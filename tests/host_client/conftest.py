@@ -96,6 +96,13 @@ class StubCluster:
     def execs(self) -> int:
         return sum("exec" in call for call in self.calls)
 
+    def be_here(self, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+        """Let this process have the stub's environment alone: its own may name a real cluster."""
+        for name in set(os.environ) - set(self.environment):
+            monkeypatch.delenv(name)
+        for name, value in (self.environment | more).items():
+            monkeypatch.setenv(name, value)
+
     def close(self) -> None:
         """End the daemons that the stub started, by the ids that it recorded."""
         pids = [int(p.read_text(encoding="utf-8")) for p in self.folder.glob("pods/*/pid")]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 import anyio
 import pytest
 
-from host_client import manifest
 from host_client.clock import utc_now
 from host_client.errors import SandboxExpired
 from host_client.host import Host
@@ -19,6 +17,7 @@ from host_client.sessions import NEWS
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, run
+from tests.idling import idle_after
 
 IDLE_SECONDS = 2
 SECONDS = 12
@@ -33,17 +32,7 @@ async def host(stub: StubCluster) -> AsyncIterator[Host]:
 
 @pytest.fixture
 def idles_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting counts in minutes, and no test has those."""
-    whole = manifest.pod
-
-    def pod(*arguments: Any) -> manifest.Object:
-        made = whole(*arguments)
-        for each in made["spec"]["containers"][0]["env"]:
-            if each["name"] == c.ENV_IDLE_SECONDS and each["value"] != "0":
-                each["value"] = str(IDLE_SECONDS)
-        return made
-
-    monkeypatch.setattr(manifest, "pod", pod)
+    idle_after(IDLE_SECONDS, monkeypatch)
 
 
 async def resumed(host: Host, stub: StubCluster, *, seconds: float) -> None:
@@ -180,16 +169,24 @@ def age(stub: StubCluster, sandbox: Sandbox, **notes: timedelta | None) -> None:
     stub.replace(objects)
 
 
+async def suspended(
+    host: Host, stub: StubCluster, expired: timedelta, since: timedelta | None = None
+) -> None:
+    """A sandbox that would have expired so long ago, and was suspended before or after that."""
+    made = (await host.launcher.create(name="work")).sandbox
+    await host.launcher.suspend("work")
+    await host.sessions.forget("work")
+    times = {"ANNOTATION_EXPIRES_AT": expired}
+    age(stub, made, **(times | {"ANNOTATION_SUSPENDED_AT": since} if since else times))
+
+
 async def test_suspended_time_counts_for_nothing_where_the_setting_says_so(
     stub: StubCluster,
 ) -> None:
     """Suspended two hours ago with an hour to go: it has that hour when it is resumed."""
     with anyio.fail_after(BOUND):
         async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
-            made = (await host.launcher.create(name="work")).sandbox
-            await host.launcher.suspend("work")
-            await host.sessions.forget("work")
-            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR, ANNOTATION_SUSPENDED_AT=2 * HOUR)
+            await suspended(host, stub, HOUR, 2 * HOUR)
             status = await host.launcher.status("work")
             assert status.phase == "suspended"
             assert abs(status.sandbox.expires_at - utc_now() - HOUR) < timedelta(minutes=1)
@@ -205,10 +202,7 @@ async def test_an_extension_of_a_sandbox_whose_time_stands_still_counts_from_now
 ) -> None:
     with anyio.fail_after(BOUND):
         async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
-            made = (await host.launcher.create(name="work")).sandbox
-            await host.launcher.suspend("work")
-            await host.sessions.forget("work")
-            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR, ANNOTATION_SUSPENDED_AT=2 * HOUR)
+            await suspended(host, stub, HOUR, 2 * HOUR)
             await host.launcher.extend("work", 120)
             assert (await run(host, "work", "echo on"))["stdout"] == "on\n"
             now = (await host.launcher.status("work")).sandbox
@@ -221,10 +215,7 @@ async def test_suspended_time_counts_unless_the_setting_says_otherwise(
 ) -> None:
     with anyio.fail_after(BOUND):
         async with Host(stub.settings(TTL_WHILE_SUSPENDED=setting)) as host:
-            made = (await host.launcher.create(name="work")).sandbox
-            await host.launcher.suspend("work")
-            await host.sessions.forget("work")
-            age(stub, made, ANNOTATION_EXPIRES_AT=HOUR)
+            await suspended(host, stub, HOUR)
             with pytest.raises(SandboxExpired):
                 await run(host, "work", "echo on")
             assert len((await sweep(host.kubectl)).deleted) == 1
@@ -235,10 +226,7 @@ async def test_a_sandbox_that_expired_before_it_was_suspended_stays_expired(
 ) -> None:
     with anyio.fail_after(BOUND):
         async with Host(stub.settings(TTL_WHILE_SUSPENDED="stops")) as host:
-            made = (await host.launcher.create(name="work")).sandbox
-            await host.launcher.suspend("work")
-            await host.sessions.forget("work")
-            age(stub, made, ANNOTATION_EXPIRES_AT=2 * HOUR, ANNOTATION_SUSPENDED_AT=HOUR)
+            await suspended(host, stub, 2 * HOUR, HOUR)
             with pytest.raises(SandboxExpired):
                 await run(host, "work", "echo on")
             assert len((await sweep(host.kubectl)).deleted) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,11 +207,7 @@ def test_every_command_on_a_sandbox_is_tried_here() -> None:
 def alices(stub: StubCluster, monkeypatch: pytest.MonkeyPatch) -> str:
     """The random id of a sandbox of alice, where everything else is bob's."""
     made = anyio.run(launcher(stub).create)
-    # This process's own environment may name a real cluster.
-    for name in set(os.environ) - set(stub.environment):
-        monkeypatch.delenv(name)
-    for name, value in (stub.environment | {"PODPIPE_USER": "bob"}).items():
-        monkeypatch.setenv(name, value)
+    stub.be_here(monkeypatch, PODPIPE_USER="bob")
     monkeypatch.chdir(stub.folder)
     return made.sandbox.id
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -392,11 +391,7 @@ def proxies(stub: StubCluster) -> list[str]:
 
 
 def command(stub: StubCluster, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    """The command in the stub's environment alone: this one's may name a real cluster."""
-    for name in set(os.environ) - set(stub.environment):
-        monkeypatch.delenv(name)
-    for name, value in stub.environment.items():
-        monkeypatch.setenv(name, value)
+    stub.be_here(monkeypatch)
     return main(["reap", *argv])
 
 
