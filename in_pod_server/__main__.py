@@ -25,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
         ("podinfo", contract.PODINFO_DIR),
     ):
         serve.add_argument(f"--{name}", type=Path, default=Path(default), help=argparse.SUPPRESS)
+    serve.add_argument(
+        "--gateway-port", type=int, default=contract.GATEWAY_PORT, help=argparse.SUPPRESS
+    )
     commands.add_parser("tools", help="print the tools as the host's tools.json holds them")
     args = parser.parse_args(argv)
     if args.command == "tools":
@@ -38,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from in_pod_server.daemon import DaemonError, Paths, serve
+    from in_pod_server.daemon import DaemonError, Options, Paths, serve
 
     paths = Paths(
         socket=args.socket,
@@ -57,7 +60,15 @@ def _serve(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{contract.ENV_IDLE_SECONDS}={idle!r} is no number of seconds\n")
         return 2
     try:
-        return serve(paths, max_file_bytes=int(raw), idle_seconds=int(idle))
+        return serve(
+            paths,
+            Options(
+                max_file_bytes=int(raw),
+                idle_seconds=int(idle),
+                sandbox_id=os.environ.get(contract.ENV_SANDBOX_ID, ""),
+                gateway_port=args.gateway_port,
+            ),
+        )
     except DaemonError as exc:
         sys.stderr.write(f"podpipe daemon: {exc}\n")
         return 1
@@ -67,6 +78,7 @@ def _print_tools() -> int:
     import anyio
 
     from in_pod_server.files import Home
+    from in_pod_server.gateway.gateway import Gateway
     from in_pod_server.launch import Launcher
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server, describe_tools
@@ -74,7 +86,12 @@ def _print_tools() -> int:
     nowhere = Path(contract.HOME)
     launcher = Launcher(home=nowhere, run_dir=nowhere, user=contract.USER, tmp_dir=nowhere)
     processes = ProcessTable(launcher, log_dir=nowhere)
-    server = build_server(processes=processes, home=Home([]), workspace=Home([]))
+    server = build_server(
+        processes=processes,
+        home=Home([]),
+        workspace=Home([]),
+        gateway=Gateway("", nowhere, nowhere, 0),
+    )
     sys.stdout.write(anyio.run(describe_tools, server))
     return 0
 

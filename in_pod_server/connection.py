@@ -30,7 +30,6 @@ from mcp.types import (
 from in_pod_server.contract import (
     ENDING_TAKEN,
     MAX_REQUEST_BYTES,
-    META_EXPIRES_AT,
     META_LEASE,
     METHOD_ENDING,
 )
@@ -68,7 +67,7 @@ class Connection:
         max_request_bytes: int = MAX_REQUEST_BYTES,
         linger_seconds: float = math.inf,
         parts: Parts | None = None,
-        on_expiry: Callable[[object], None] = lambda _: None,
+        on_told: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self._streams = streams
         self._reader, self._writer = streams.reader, streams.writer
@@ -76,7 +75,7 @@ class Connection:
         self._request_limit = max_request_bytes
         self._linger = linger_seconds
         self._parts = parts
-        self._on_expiry = on_expiry
+        self._on_told = on_told
         self._in_flight: dict[RequestId, int] = {}
         """Requests in work, and the number of each: the session takes 1 and "1" for the same id."""
         self._ids: dict[RequestId, RequestId] = {}
@@ -222,7 +221,7 @@ class Connection:
     def _renew(self, ping: JSONRPCRequest) -> None:
         """Take up a client's promise to send something at least so often, and what it knows."""
         meta = (ping.params or {}).get("_meta") or {}
-        self._on_expiry(meta.get(META_EXPIRES_AT))
+        self._on_told(meta)
         lease = meta.get(META_LEASE)
         if isinstance(lease, int | float) and lease is not True and lease > 0:
             self._lease = lease

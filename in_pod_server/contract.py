@@ -65,6 +65,11 @@ ANNOTATION_STATE: Final = f"{PREFIX}/state"
 ANNOTATION_SUSPENDED_AT: Final = f"{PREFIX}/suspended-at"
 """Only on records whose time stands still while they are suspended: since when, or empty."""
 ANNOTATION_INCARNATION: Final = f"{PREFIX}/incarnation"
+ANNOTATION_APPS: Final = f"{PREFIX}/apps"
+"""The published apps, as the daemon's table reads: {"version": 3, "apps": {"web": 3000}}."""
+ANNOTATION_ACCESS: Final = f"{PREFIX}/access"
+"""Who may open them: {"version": 2, "grants": [{"hash": HEX, "app": "", "until": ""}]}. A hash is
+SHA-256 of the cookie that a token stands for; an app or a time (RFC 3339) limits it."""
 
 # --- the hello: MCP `initialize`, its server info and capabilities.experimental[HELLO] -----------
 SERVER_NAME: Final = "podpipe-sandbox"
@@ -72,11 +77,31 @@ HELLO: Final = "podpipe"
 HELLO_CONTRACT: Final = "contract"
 HELLO_BOOT_ID: Final = "boot_id"
 HELLO_POD_UID: Final = "pod_uid"
+HELLO_APPS: Final = "apps"
+"""The table of published apps: what was exposed over a bare `connect` is learnt from it."""
 
 # --- environment of the container, set by the manifest and read once by the daemon ---------------
 ENV_MAX_FILE_BYTES: Final = "PODPIPE_MAX_FILE_BYTES"
 ENV_IDLE_SECONDS: Final = "PODPIPE_IDLE_SUSPEND_SECONDS"
 """After which a daemon that nobody uses ends its pod; 0 or unset: never."""
+
+ENV_SANDBOX_ID: Final = "PODPIPE_SANDBOX_ID"
+"""By which the gateway knows its own hosts."""
+
+# --- the gateway -----------------------------------------------------------------------------------
+GATEWAY_PORT: Final = 8080
+"""On the pod's loopback: apps by the first labels of the host, `<name>.<sandbox_id>.<any domain>`."""
+RESERVED_PORTS: Final = (GATEWAY_PORT, 2019)
+"""Not for apps: the gateway's, and what Caddy uses for its administration unless it is told not to."""
+LOWEST_APP_PORT: Final = 1024
+"""Those below are the system's; a sandbox's user may not listen there."""
+APP_NAME: Final = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+"""A DNS label, and short enough for a host of three."""
+MAX_APPS: Final = 32
+MAX_GRANTS: Final = 64
+TOKEN_BYTES: Final = 32
+COOKIE_OF_TOKEN: Final = b"podpipe app cookie"
+"""A token's cookie is HMAC-SHA256 of this under it: from the cookie nobody gets the token."""
 
 # --- calls: `_meta` of tools/call and of its result ------------------------------------------------
 META_CALL_ID: Final = "podpipe/call-id"
@@ -100,6 +125,8 @@ META_LEASE: Final = "podpipe/lease"
 META_EXPIRES_AT: Final = "podpipe/expires-at"
 """On a ping: the sandbox's expiry as the host knows it, RFC 3339. A daemon takes it up if it is later
 than what it knows: it is told so before the kubelet has brought the annotation up to date."""
+META_ACCESS: Final = "podpipe/access"
+"""On a ping: ANNOTATION_ACCESS as the host knows it. A daemon takes it up if its version is higher."""
 META_FATE: Final = "podpipe/fate"
 """On a result that stands for a lost one, FATE_UNKNOWN, or for a call that never ran."""
 FATE_UNKNOWN: Final = "unknown"

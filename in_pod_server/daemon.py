@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from in_pod_server import contract
 
@@ -53,13 +53,29 @@ class Paths:
     podinfo: Path
 
 
-def serve(paths: Paths, *, max_file_bytes: int, idle_seconds: float = 0.0) -> int:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked of the daemon.
+
+    Args:
+        max_file_bytes: cap of the content tools.
+        idle_seconds: after which an unused sandbox ends; 0 for never.
+        sandbox_id: by which the gateway knows its hosts; empty for no gateway.
+        gateway_port: of the loopback; 0 for no gateway.
+    """
+
+    max_file_bytes: int
+    idle_seconds: float = 0.0
+    sandbox_id: str = ""
+    gateway_port: int = 0
+
+
+def serve(paths: Paths, options: Options) -> int:
     """Run the daemon until SIGTERM or SIGINT, or until the sandbox expires or is idle for too long.
 
     Args:
         paths: where everything is.
-        max_file_bytes: cap of the content tools.
-        idle_seconds: after which an unused sandbox ends; 0 for never.
+        options: what is asked of it.
 
     Returns:
         The exit code: 0 for an end of its own, otherwise 128 and the signal's number, for Kubernetes
@@ -80,7 +96,7 @@ def serve(paths: Paths, *, max_file_bytes: int, idle_seconds: float = 0.0) -> in
 
         gc.freeze()
         gc.enable()
-        return anyio.run(_serve, paths, listener, max_file_bytes, idle_seconds)
+        return anyio.run(_serve, paths, listener, options)
 
 
 @contextlib.contextmanager
@@ -158,9 +174,7 @@ def hello(podinfo: Path) -> dict[str, object]:
     }
 
 
-async def _serve(
-    paths: Paths, listener: socket.socket, max_file_bytes: int, idle_seconds: float
-) -> int:
+async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int:
     import asyncio
 
     import anyio
@@ -168,6 +182,7 @@ async def _serve(
     from in_pod_server.clients import accept
     from in_pod_server.connection import Connection
     from in_pod_server.files import Home
+    from in_pod_server.gateway.gateway import Gateway
     from in_pod_server.launch import Launcher
     from in_pod_server.ledger import Ledger
     from in_pod_server.lifetime import Lifetime, say
@@ -176,12 +191,13 @@ async def _serve(
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
 
+    annotations = paths.podinfo / contract.PODINFO_ANNOTATIONS
     stop = anyio.Event()
-    told: list[int] = []
+    signals: list[int] = []
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        told.append(number)
+        signals.append(number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -189,7 +205,7 @@ async def _serve(
     launcher = Launcher(
         home=paths.home, run_dir=paths.run_dir, user=contract.USER, tmp_dir=Path(contract.TMP_DIR)
     )
-    experimental = {contract.HELLO: hello(paths.podinfo)}
+    about = hello(paths.podinfo)
     names = [paths.home, paths.workspace]
     with (
         contextlib.ExitStack() as stack,
@@ -197,36 +213,55 @@ async def _serve(
         Home([paths.workspace]) as workspace,
     ):
         async with ProcessTable(launcher, log_dir=paths.log_dir, gauge=Gauge.find()) as processes:
+            gateway = Gateway(options.sandbox_id, paths.run_dir, annotations, options.gateway_port)
             server = build_server(
-                processes=processes, home=home, workspace=workspace, max_file_bytes=max_file_bytes
+                processes=processes,
+                home=home,
+                workspace=workspace,
+                gateway=gateway,
+                max_file_bytes=options.max_file_bytes,
             )
+
+            def told(meta: dict[str, Any]) -> None:
+                lifetime.told(meta.get(contract.META_EXPIRES_AT))
+                gateway.told(meta.get(contract.META_ACCESS))
 
             async def handle(streams: Streams) -> None:
                 connection = Connection(
                     streams,
                     max_message_bytes=contract.MAX_MESSAGE_BYTES,
                     parts=Parts(room),
-                    on_expiry=lifetime.told,
+                    on_told=told,
                 )
                 open_now.add(connection)
                 try:
-                    await connection.serve(server, experimental=experimental)
+                    known = about | {contract.HELLO_APPS: gateway.table.to_json()}
+                    await connection.serve(server, experimental={contract.HELLO: known})
                 finally:
                     open_now.discard(connection)
 
             open_now: set[Connection] = set()
             server.lifetime = lifetime = Lifetime(
-                paths.podinfo / contract.PODINFO_ANNOTATIONS,
-                idle_seconds=idle_seconds,
+                annotations,
+                idle_seconds=options.idle_seconds,
                 processes=processes,
-                attended=lambda: not all(connection.leased for connection in open_now),
+                attended=lambda: (
+                    not all(connection.leased for connection in open_now)
+                    or gateway.open_requests() > 0
+                ),
             )
             room = Room(memory_limit())
             async with (
+                gateway.running(
+                    processes=processes,
+                    home=paths.home,
+                    expires_at=lifetime.expires_at,
+                    on_use=lifetime.used,
+                ),
                 anyio.create_task_group() as calls,
                 anyio.create_task_group() as connections,
             ):
-                boot_id = str(experimental[contract.HELLO][contract.HELLO_BOOT_ID])
+                boot_id = str(about[contract.HELLO_BOOT_ID])
                 ledger = stack.enter_context(Ledger(paths.run_dir / JOURNAL, boot_id, calls))
                 server.ledger = ledger
 
@@ -261,4 +296,4 @@ async def _serve(
                         await connection.answered()
                 connections.cancel_scope.cancel()
                 calls.cancel_scope.cancel()
-    return 128 + told[0] if told else 0
+    return 128 + signals[0] if signals else 0

@@ -40,6 +40,10 @@ class InputRefusedError(ToolError):
     """A command takes no input, or no more."""
 
 
+class GatewayFailedError(ToolError):
+    """Apps cannot be published as things are."""
+
+
 def readable(error: ToolError) -> ToolError:
     """Return the error, or one of its kind whose text is not too long for a reader."""
     text = str(error)

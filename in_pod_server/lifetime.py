@@ -9,7 +9,6 @@ ended well, and the next call makes another pod if the sandbox may still live.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import time
@@ -21,6 +20,7 @@ from typing import Final
 import anyio
 
 from in_pod_server import contract
+from in_pod_server.podinfo import read_annotations
 from in_pod_server.process import Process
 from in_pod_server.processes import ProcessTable
 from in_pod_server.tree import read_stat
@@ -73,6 +73,10 @@ class Lifetime:
             self._calls -= 1
             self._used = time.monotonic()
 
+    def used(self) -> None:
+        """Note use of the sandbox that is no call: a request to one of its apps."""
+        self._used = time.monotonic()
+
     async def watch(self, end: Callable[[str], None]) -> None:
         """Call `end` with the reason as soon as the sandbox is over.
 
@@ -86,7 +90,7 @@ class Lifetime:
 
     def _over(self) -> str:
         """Why it is; empty while it is not."""
-        expires_at = self._expires_at()
+        expires_at = self.expires_at()
         if expires_at and datetime.now(UTC) >= expires_at:
             return f"it expired at {expires_at:%Y-%m-%dT%H:%M:%SZ}"
         if not self._idle_seconds:
@@ -100,29 +104,16 @@ class Lifetime:
             return ""
         return f"it was idle for {self._idle_seconds / 60:g} minutes"
 
-    def _expires_at(self) -> datetime | None:
+    def expires_at(self) -> datetime | None:
         """The latest expiry that is known."""
-        known = [t for t in (_annotated(self._annotations), self._told) if t]
+        annotated = _time(read_annotations(self._annotations).get(contract.ANNOTATION_EXPIRES_AT))
+        known = [t for t in (annotated, self._told) if t]
         return max(known, default=None)
 
 
 def _runs(process: Process) -> bool:
     """Whether a command, or what it left, still runs."""
     return not process.done.is_set() or process.left_running > 0
-
-
-def _annotated(annotations: Path) -> datetime | None:
-    """The expiry in a downwardAPI file: a line each, as name="value" with Go's escapes."""
-    try:
-        lines = annotations.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    for line in lines:
-        name, _, quoted = line.partition("=")
-        if name == contract.ANNOTATION_EXPIRES_AT:
-            with contextlib.suppress(ValueError):
-                return _time(json.loads(quoted))
-    return None
 
 
 def _time(text: object) -> datetime | None:

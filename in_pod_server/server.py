@@ -14,10 +14,12 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from in_pod_server import __version__, contract
+from in_pod_server.app_tools import add_app_tools
 from in_pod_server.blobs import add_blob_tools
 from in_pod_server.errors import ArgumentError, StartFailedError, readable
 from in_pod_server.file_tools import add_file_tools
 from in_pod_server.files import Home
+from in_pod_server.gateway.gateway import Gateway
 from in_pod_server.process_tools import add_process_tools
 from in_pod_server.processes import ProcessTable
 
@@ -38,7 +40,8 @@ A Linux sandbox with one home folder that is kept. run_command runs bash and ret
 stdout and stderr; every call is a fresh shell. What takes longer than a call answers "still
 running" with a process_id: follow it with read_output, end it with stop_process. Servers belong in
 start_background; programs that ask are talked to by start_background(stdin=open or terminal=true),
-send_input and read_output(pattern). Files of the home: write_file, read_file, list_files, file_info,
+send_input and read_output(pattern). What a person shall open in a browser is published by
+expose_port, each app at a host of its own. Files of the home: write_file, read_file, list_files, file_info,
 move_file and delete_file need no quoting; find with search_files, change with edit_file.
 """
 
@@ -164,6 +167,7 @@ def build_server(
     processes: ProcessTable,
     home: Home,
     workspace: Home,
+    gateway: Gateway,
     max_file_bytes: int = contract.MAX_FILE_BYTES,
 ) -> SandboxServer:
     """Return the daemon's server with its own tools and the example's."""
@@ -176,6 +180,7 @@ def build_server(
     )
     add_process_tools(server, processes, home)
     add_file_tools(server, home, max_file_bytes=max_file_bytes)
+    add_app_tools(server, gateway)
     add_blob_tools(server, workspace)
     return server
 

@@ -76,7 +76,7 @@ def serve_daemon(path: str, folder: Path) -> None:
         log_dir=folder / "log",
         podinfo=folder / "podinfo",
     )
-    daemon.serve(paths, max_file_bytes=1 << 20)
+    daemon.serve(paths, daemon.Options(max_file_bytes=1 << 20))
 
 
 def serve_command(path: str, argv: list[str]) -> None:

@@ -18,6 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 
 from in_pod_server.files import Home
+from in_pod_server.gateway.gateway import Gateway
 from in_pod_server.launch import Launcher
 from in_pod_server.processes import ProcessTable
 from in_pod_server.server import build_server
@@ -70,7 +71,10 @@ async def open_sandbox(base: Path, **options: Any) -> AsyncIterator[Sandbox]:
     launcher = Launcher(home=home, run_dir=run_dir, user="sandbox", tmp_dir=Path("/tmp"))
     with Home([home, Path("/workspace")]) as files, Home([home]) as workspace:
         async with ProcessTable(launcher, log_dir=log_dir) as processes:
-            server = build_server(processes=processes, home=files, workspace=workspace, **options)
+            gateway = Gateway("", run_dir, base / "annotations", 0)
+            server = build_server(
+                processes=processes, home=files, workspace=workspace, gateway=gateway, **options
+            )
             async with Client(server, mode="legacy") as client:
                 yield Sandbox(client, processes, home, run_dir, log_dir)
 
@@ -111,18 +115,20 @@ def daemon_argv(base: Path) -> list[str]:
         ("--podinfo", "podinfo"),
     ):
         argv += [option, str(base / folder)]
-    return argv
+    return [*argv, "--gateway-port", "0"]
 
 
 @contextlib.contextmanager
-def start_daemon(base: Path, *, under: Sequence[str] = (), **environment: str) -> Iterator[Daemon]:
-    """Run a daemon, `under` a program that becomes it."""
+def start_daemon(
+    base: Path, *, under: Sequence[str] = (), arguments: Sequence[str] = (), **environment: str
+) -> Iterator[Daemon]:
+    """Run a daemon, `under` a program that becomes it, with more `arguments`."""
     (base / "home").mkdir(exist_ok=True)
     (base / "podinfo").mkdir(exist_ok=True)
     (base / "podinfo" / "uid").write_text("pod-uid-1\n")
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            [*under, *daemon_argv(base)],
+            [*under, *daemon_argv(base), *arguments],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stderr=stderr,

@@ -1,0 +1,230 @@
+"""The gateway of one sandbox: its parts together, for the daemon and for the tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from in_pod_server import contract
+from in_pod_server.errors import GatewayFailedError
+from in_pod_server.gateway.access import Access, now
+from in_pod_server.gateway.auth import Gatekeeper
+from in_pod_server.gateway.caddy import Caddy, program
+from in_pod_server.gateway.endpoint import Endpoint
+from in_pod_server.gateway.home_page import App, Facts, HomePage
+from in_pod_server.gateway.routes import Routes, Table
+from in_pod_server.podinfo import read_annotations
+from in_pod_server.process import Process
+
+FOLDER: Final = "gateway"
+BACKLOG: Final = 512
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the grants."""
+ANSWER_SECONDS: Final = 1.0
+"""For an app to accept a connection."""
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Publishes apps of a sandbox on one port, to whoever has a grant.
+
+    Args:
+        sandbox_id: by which it knows its hosts; empty where the pod was made without one.
+        run_dir: where its sockets and its table are.
+        podinfo: the pod's annotations, as a downwardAPI file.
+        port: of the loopback; 0 for none at all.
+    """
+
+    def __init__(self, sandbox_id: str, run_dir: Path, podinfo: Path, port: int) -> None:
+        self.sandbox_id = sandbox_id
+        self.port = port
+        self._podinfo = podinfo
+        self._folder = run_dir / FOLDER
+        self.access = Access()
+        told = read_annotations(podinfo)
+        self.access.take(told.get(contract.ANNOTATION_ACCESS))
+        self._routes = Routes(
+            run_dir / "apps.json", sandbox_id, told.get(contract.ANNOTATION_APPS, "")
+        )
+        self._caddy: Caddy | None = None
+        self._why_not = "this sandbox was made without a gateway"
+
+    @property
+    def table(self) -> Table:
+        """The published apps."""
+        return self._routes.table
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self,
+        *,
+        processes: Iterable[Process],
+        home: Path,
+        expires_at: Callable[[], datetime | None],
+        on_use: Callable[[], None],
+    ) -> AsyncIterator[None]:
+        """Serve while the context is open; a port that is taken is told to who publishes an app.
+
+        Args:
+            processes: what the page shows as running.
+            home: whose room it shows.
+            expires_at: until when the sandbox lives.
+            on_use: called for each request to an app that was let through.
+        """
+        if not self.sandbox_id or not self.port:
+            yield
+            return
+
+        async def facts() -> Facts:
+            return Facts(await self.apps(), processes, expires_at(), home)
+
+        socket_path = self._folder / "auth.sock"
+        gatekeeper = Gatekeeper(
+            self.sandbox_id,
+            self.access,
+            lambda name: self.table.apps.get(name),
+            f"unix/{socket_path}",
+            on_use,
+        )
+        page = HomePage(self.sandbox_id, facts, gatekeeper.ticket)
+        endpoint = Endpoint(socket_path, gatekeeper, page.serve)
+        with contextlib.ExitStack() as stack:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                listener = stack.enter_context(_listening(self.port))
+                await endpoint.open()
+            except OSError as error:
+                self._why_not = _explained(self.port, error)
+                logger.warning("apps cannot be published: %s", self._why_not)
+                yield
+                return
+            stack.callback(endpoint.close)
+            path = program()
+            if path is None:
+                self._why_not = "the image holds no Caddy: build it from podpipe's Dockerfile"
+                logger.warning("apps cannot be published: %s", self._why_not)
+                yield
+                return
+            self._caddy = caddy = Caddy(path, listener, socket_path, self._folder)
+            if self.table.apps:
+                caddy.want()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(caddy.run)
+                tasks.start_soon(self._watch)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
+
+    def told(self, access: object) -> None:
+        """Take up the grants that a host tells, and end what they do not cover any more."""
+        before = self._living()
+        self.access.take(access)
+        self._cut_if_fewer(before)
+
+    def open_requests(self) -> int:
+        """How many requests to published apps are open now, streams among them."""
+        return self._caddy.open_requests(self.table.apps.values()) if self._caddy else 0
+
+    def publish(self, name: str, port: int) -> Table:
+        """Publish a port by a name; return the new table.
+
+        Raises:
+            ArgumentError: as `Routes.publish`.
+            GatewayFailedError: there is no gateway, or the table cannot be kept.
+        """
+        if self._caddy is None:
+            raise GatewayFailedError(f"no app can be published: {self._why_not}")
+        table = self._routes.publish(name, port)
+        self._caddy.want()
+        return table
+
+    def close(self, name: str) -> Table:
+        """Publish an app no longer, and end its open requests; return the new table.
+
+        Caddy cannot end one app's streams alone, so where there are any all are ended: whoever
+        still may come back does.
+
+        Raises:
+            ArgumentError, GatewayFailedError: as `Routes.close`.
+        """
+        before = self.table.apps
+        table = self._routes.close(name)
+        gone = set(before.values()) - set(table.apps.values())
+        if self._caddy and self._caddy.open_requests(gone):
+            self._caddy.cut()
+        return table
+
+    async def apps(self) -> Sequence[App]:
+        """The published apps, and which of them answer now."""
+        answers: dict[int, bool] = {}
+
+        async def look(port: int) -> None:
+            answers[port] = await _accepts(port)
+
+        apps = sorted(self.table.apps.items())
+        async with anyio.create_task_group() as tasks:
+            for port in {port for _, port in apps}:
+                tasks.start_soon(look, port)
+        return [App(name, port, answers[port]) for name, port in apps]
+
+    async def _watch(self) -> None:
+        """Take up what the kubelet tells, and end what grants that ran out had opened."""
+        living = self._living()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            self.access.take(read_annotations(self._podinfo).get(contract.ANNOTATION_ACCESS))
+            living = self._cut_if_fewer(living)
+
+    def _living(self) -> frozenset[bytes]:
+        when = now()
+        return frozenset(grant.hash for grant in self.access.grants if grant.lives(when))
+
+    def _cut_if_fewer(self, before: frozenset[bytes]) -> frozenset[bytes]:
+        living = self._living()
+        if before - living and self._caddy and self.open_requests():
+            self._caddy.cut()
+        return living
+
+
+def _listening(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # What a daemon before us had open must not keep its port from us.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _explained(port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} is the gateway's, and something else listened there when the sandbox "
+            "started: suspend and resume the sandbox"
+        )
+    return f"the gateway could not start ({error})"
+
+
+async def _accepts(port: int) -> bool:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection("localhost", port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
