@@ -25,7 +25,7 @@ def add_app_tools(server: MCPServer[Any], gateway: Gateway) -> None:
     @server.tool(
         title="Publish an app",
         annotations=ToolAnnotations(
-            read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=True
+            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=True
         ),
     )
     async def expose_port(

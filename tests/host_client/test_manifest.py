@@ -120,6 +120,7 @@ def test_the_daemon_is_what_the_pod_starts() -> None:
     assert container["env"] == [
         {"name": c.ENV_MAX_FILE_BYTES, "value": "5242880"},
         {"name": c.ENV_IDLE_SECONDS, "value": "0"},
+        {"name": c.ENV_SANDBOX_ID, "value": SANDBOX.id},
     ]
 
 

@@ -28,6 +28,13 @@ def app() -> Iterator[int]:
         yield port
 
 
+@pytest.fixture(scope="module")
+def empty(short_module_path: Path) -> Iterator[Local]:
+    """For calls that change nothing."""
+    with gateway(short_module_path) as local:
+        yield local
+
+
 @pytest.fixture
 def place(short_path: Path) -> Iterator[Local]:
     with gateway(short_path) as local:
@@ -70,20 +77,20 @@ def test_a_name_that_is_published_again_leads_to_the_new_port(place: Local, app:
 @pytest.mark.parametrize(
     "name", ["", "-a", "a-", "A", "a.b", "a_b", "ä", "a" * 41, "s1abc", "a b", "a\n", "{x}", "../x"]
 )
-def test_names_that_are_no_label_are_refused(place: Local, name: str) -> None:
-    assert "is no name for an app" in place.refused("expose_port", internal_port=3000, name=name)
+def test_names_that_are_no_label_are_refused(empty: Local, name: str) -> None:
+    assert "is no name for an app" in empty.refused("expose_port", internal_port=3000, name=name)
 
 
 @pytest.mark.parametrize("port", [-1, 0, 22, 80, 443, 1023, 2019, 8080, 65536, 10**9])
-def test_ports_that_are_not_for_apps_are_refused(place: Local, port: int) -> None:
-    said = place.refused("expose_port", internal_port=port, name="web")
+def test_ports_that_are_not_for_apps_are_refused(empty: Local, port: int) -> None:
+    said = empty.refused("expose_port", internal_port=port, name="web")
     assert "cannot be published" in said
     assert "another port" in said
-    assert place.call("list_apps")["apps"] == []
+    assert empty.call("list_apps")["apps"] == []
 
 
-def test_what_is_not_published_cannot_be_closed(place: Local) -> None:
-    assert "there are: none" in place.refused("unexpose_port", name="web")
+def test_what_is_not_published_cannot_be_closed(empty: Local) -> None:
+    assert "there are: none" in empty.refused("unexpose_port", name="web")
 
 
 def test_there_are_so_many_apps_and_no_more(place: Local) -> None:

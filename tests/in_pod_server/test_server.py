@@ -41,6 +41,9 @@ def test_the_tools_have_the_names_that_the_host_forwards() -> None:
         "file_info",
         "move_file",
         "delete_file",
+        "expose_port",
+        "list_apps",
+        "unexpose_port",
     ]
     assert [tool["name"] for tool in TOOLSETS["blobs"]] == [
         "list_blobs",
@@ -80,6 +83,7 @@ def test_reading_tools_say_so_and_running_tools_warn() -> None:
         "list_files",
         "search_files",
         "file_info",
+        "list_apps",
         "list_blobs",
         "read_blob",
     }
