@@ -19,6 +19,8 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=apt_conf \
     groupadd --gid 1000 sandbox; \
     useradd --uid 1000 --gid 1000 --home-dir /home/sandbox --create-home --shell /bin/bash \
         --password '*' sandbox; \
+    : "a login shell sets PATH anew, without what was installed into the home"; \
+    echo 'PATH=$HOME/.local/bin:$PATH' > /etc/profile.d/podpipe.sh; \
     : "one file to map instead of a dozen to open: a tenth of what bash takes to start"; \
     localedef --add-to-archive /usr/lib/locale/C.utf8; \
     install -d -o 1000 -g 1000 /workspace; \

@@ -22,6 +22,7 @@ from host_client import __version__
 from host_client.commands import admin, files, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import run as runs
+from host_client.commands import ssh as shells
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, code_of, root_cause
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
@@ -284,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
         json=False,
     )
     connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
+    shells.add_to(add)
     render = add(
         "render",
         look.render,

@@ -190,6 +190,7 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int
     from in_pod_server.parts import Parts, Room
     from in_pod_server.processes import ProcessTable
     from in_pod_server.server import build_server
+    from in_pod_server.ssh import Ssh
 
     annotations = paths.podinfo / contract.PODINFO_ANNOTATIONS
     stop = anyio.Event()
@@ -221,6 +222,7 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int
                 gateway=gateway,
                 max_file_bytes=options.max_file_bytes,
             )
+            server.ssh = Ssh(launcher, paths.run_dir / "ssh")
 
             def told(meta: dict[str, Any]) -> None:
                 lifetime.told(meta.get(contract.META_EXPIRES_AT))

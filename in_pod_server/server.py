@@ -8,6 +8,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio.to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.types import CallToolResult, TextContent
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from in_pod_server.ledger import Ledger
     from in_pod_server.lifetime import Lifetime
+    from in_pod_server.ssh import Ssh
 
 TOOLSET_DEFAULT: Final = "default"
 TOOLSET_BLOBS: Final = "blobs"
@@ -60,6 +62,8 @@ class SandboxServer(MCPServer[Any]):
     """Where calls that their client named are kept; None where nobody can ask again."""
     lifetime: Lifetime | None = None
     """What each call prolongs, where the server can end by itself."""
+    ssh: Ssh | None = None
+    """Whom ssh lets in; None where it lets nobody."""
 
     async def call_tool(
         self,
@@ -74,6 +78,11 @@ class SandboxServer(MCPServer[Any]):
         if name == contract.CANCEL_CALL and self.ledger:
             self.ledger.cancel(str(arguments.get(contract.CANCEL_ID, "")))
             return CallToolResult(content=[])
+        if name == contract.ADMIT_SSH and self.ssh:
+            key = str(arguments.get(contract.SSH_KEY, ""))
+            with self.lifetime.call() if self.lifetime else contextlib.nullcontext():
+                facts = await anyio.to_thread.run_sync(self.ssh.admit, key)
+            return CallToolResult(content=[], structured_content=facts)
         meta = dict(context.request_context.meta or {}) if context and self.ledger else {}
         call_id, boot_id = meta.get(contract.META_CALL_ID), meta.get(contract.META_BOOT_ID)
         age = meta.get(contract.META_CALL_AGE)
