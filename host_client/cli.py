@@ -19,7 +19,7 @@ from typing import NoReturn
 import anyio
 
 from host_client import __version__
-from host_client.commands import admin, files, lifecycle, look, pipes, reap
+from host_client.commands import admin, files, forward, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import run as runs
 from host_client.commands import ssh as shells
@@ -286,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
     shells.add_to(add)
+    forward.add_to(add)
     render = add(
         "render",
         look.render,

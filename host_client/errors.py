@@ -14,6 +14,7 @@
     ├── SandboxSuspended          it is suspended, and a setting forbids calls to resume it
     ├── VersionMismatch           the sandbox's image and this podpipe do not fit together
     ├── LimitReached              there are as many sandboxes as there may be
+    ├── PortTaken                 another program listens on a port of this machine
     ├── NameTaken                 an object with that name is not ours to touch
     ├── LaunchFailed              the pod cannot start, with Kubernetes' reason
     ├── StillStarting             not ready within this call; the next one goes on waiting
@@ -127,6 +128,10 @@ class VersionMismatch(PodpipeError):
 
 class LimitReached(PodpipeError):
     """There are as many sandboxes as the settings allow. Nothing was made."""
+
+
+class PortTaken(PodpipeError):
+    """Another program listens on a port of this machine."""
 
 
 class NameTaken(PodpipeError):

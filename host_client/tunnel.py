@@ -1,0 +1,302 @@
+"""Connections to ports of one sandbox, all through one carrier, which is opened when it is needed.
+
+The carrier is an ssh: it gives each connection a window of its own, so that a reader who is slow stalls
+nobody else, and listens here on unix sockets in a folder of ours, one for each port. Where this machine
+has no ssh it is a `kubectl port-forward`. When it has ended, by whatever cause, the next connection
+opens another, and resumes the sandbox if need be; while there are none nothing of it is use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+from anyio.abc import ByteStream, Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from host_client import ssh
+from host_client.errors import STDERR_TAIL, PrerequisiteError, SessionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from host_client.host import Host
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0
+"""After the last connection has ended: a sandbox that nobody uses may then end itself."""
+MAX_SOCKET_PATH = 103
+"""Of the platform that takes least."""
+MAX_LINE_BYTES = 4096
+OPEN_SECONDS = 30.0
+"""For a carrier to be through, once the sandbox has answered."""
+STOP_SECONDS = 5.0
+HOLD = "echo through; exec cat >/dev/null"
+"""What runs in the sandbox meanwhile: it says that all is in place, and ends with our end of its stdin.
+So the ssh ends with us, even where we are killed."""
+OPTIONS = {
+    "ExitOnForwardFailure": "yes",
+    "ServerAliveCountMax": "3",
+    "ServerAliveInterval": "10",
+    "StreamLocalBindMask": "0177",
+    "StreamLocalBindUnlink": "yes",
+}
+LOST = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""What a stream raises whose other end is gone."""
+_FORWARDING = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
+
+
+class Tunnel:
+    """The way to some ports of one sandbox.
+
+    Args:
+        host: whose sandbox it is.
+        ref: its id or name.
+        ports: of the pod's loopback.
+        tasks: where carriers live; cancelling them ends these.
+    """
+
+    def __init__(
+        self, host: Host, ref: str, ports: Sequence[int], tasks: anyio.abc.TaskGroup
+    ) -> None:
+        self._host = host
+        self._ref = ref
+        self._ports = tuple(dict.fromkeys(ports))
+        self._tasks = tasks
+        self._opening = anyio.Lock()
+        self._carrier: Carrier | None = None
+
+    @asynccontextmanager
+    async def connected(self, port: int) -> AsyncIterator[ByteStream]:
+        """A connection to a port, for as long as the context lasts.
+
+        A port on which nothing listens looks like one that says nothing and closes.
+
+        Raises:
+            SessionLost: no carrier got through.
+            PrerequisiteError: there is no folder for its sockets.
+            PodpipeError: as `Sessions.call`.
+        """
+        carrier = await self.opened()
+        try:
+            stream = await carrier.connect(port)
+        except OSError:
+            # It has just ended, and nobody has noticed yet.
+            carrier.ended = True
+            carrier = await self.opened()
+            stream = await carrier.connect(port)
+        carrier.users += 1
+        try:
+            async with stream:
+                yield stream
+        finally:
+            carrier.users -= 1
+            carrier.used = anyio.current_time()
+
+    async def opened(self) -> Carrier:
+        """The carrier of now, so that what is wrong can be told early. Raises as `connected`."""
+        async with self._opening:
+            if self._carrier is None or self._carrier.ended:
+                opened = by_ssh if has_ssh(self._host) else by_port_forward
+                self._carrier = await opened(self._host, self._ref, self._ports)
+                self._tasks.start_soon(self._carrier.live)
+            return self._carrier
+
+
+def has_ssh(host: Host) -> bool:
+    """Whether this machine has an ssh."""
+    with contextlib.suppress(PrerequisiteError):
+        return bool(ssh.program(host.settings.environment))
+    return False
+
+
+class Carrier:
+    """One process that carries connections.
+
+    Args:
+        process: it.
+        connect: makes a connection to one of its ports.
+        files: what goes with it.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        connect: Callable[[int], Awaitable[ByteStream]],
+        files: contextlib.ExitStack,
+    ) -> None:
+        self._process = process
+        self._files = files
+        self.connect = connect
+        self.ended = False
+        """Whether it carries nothing more."""
+        self.users = 0
+        """Connections that it carries."""
+        self.used = anyio.current_time()
+        """When the last one of these ended."""
+
+    async def live(self) -> None:
+        """Wait until it ends or nobody has used it for `IDLE_SECONDS`, and tidy up."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_drain, self._process.stdout)
+                tasks.start_soon(_drain, self._process.stderr)
+                tasks.start_soon(self._watch, tasks.cancel_scope)
+                await self._process.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.ended = True
+            await _end(self._process)
+            self._files.close()
+
+    async def _watch(self, scope: anyio.CancelScope) -> None:
+        while not self.ended:
+            since = anyio.current_time() if self.users else self.used
+            if (left := since + IDLE_SECONDS - anyio.current_time()) > 0:
+                await anyio.sleep(left)
+            else:
+                self.ended = True
+                scope.cancel()
+
+
+async def by_ssh(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
+    """A carrier that is an ssh. Arguments and errors as of `Tunnel`."""
+    async with AsyncExitStack() as stack:
+        files = contextlib.ExitStack()
+        stack.callback(files.close)
+        keys = files.enter_context(ssh.own_keys(host.settings.environment))
+        sockets = {port: str(keys.private.with_name(str(port))) for port in ports}
+        if len(longest := max(sockets.values(), key=len)) > MAX_SOCKET_PATH:
+            raise PrerequisiteError(
+                f"{longest} is too long for a unix socket: set XDG_RUNTIME_DIR to a shorter folder "
+                "of yours"
+            )
+        admission = await keys.admitted(host.sessions, ref)
+        argv = [ssh.program(host.settings.environment)]
+        argv += [*keys.configure(host.kubectl, admission, **OPTIONS), "-T"]
+        for port, path in sockets.items():
+            argv += ["-L", f"{path}:127.0.0.1:{port}"]
+        process = await _started(stack, host, [*argv, ssh.HOST, HOLD])
+        async with _through(process, ref) as said:
+            await said.receive_until(b"\n", MAX_LINE_BYTES)
+        stack.pop_all()
+    return Carrier(process, lambda port: anyio.connect_unix(sockets[port]), files)
+
+
+async def by_port_forward(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
+    """A carrier for machines without ssh; it is the API server's, and needs a right of its own."""
+    session = await host.open(ref)
+    here: dict[int, int] = {}
+    async with AsyncExitStack() as stack:
+        words = [f":{port}" for port in ports]
+        argv = host.kubectl.argv("port-forward", f"pod/{session.pod.name}", *words)
+        process = await _started(stack, host, [*argv, "--address=127.0.0.1"])
+        async with _through(process, ref) as said:
+            while len(here) < len(ports):
+                line = await said.receive_until(b"\n", MAX_LINE_BYTES)
+                if found := _FORWARDING.match(line):
+                    here[int(found[2])] = int(found[1])
+        stack.pop_all()
+    return Carrier(
+        process,
+        lambda port: anyio.connect_tcp("127.0.0.1", here[port]),
+        contextlib.ExitStack(),
+    )
+
+
+async def _started(stack: AsyncExitStack, host: Host, argv: Sequence[str]) -> Process:
+    """A process that goes with the stack, and gets no ctrl-C of a terminal: that is for us."""
+    process = await anyio.open_process(
+        argv, env=host.kubectl.environment, start_new_session=True
+    )  # fmt: skip
+    stack.push_async_callback(_end, process)
+    return process
+
+
+@asynccontextmanager
+async def _through(process: Process, ref: str) -> AsyncIterator[BufferedByteReceiveStream]:
+    """What a process says until all is in place.
+
+    Raises:
+        SessionLost: it ends before that, or takes too long.
+    """
+    assert process.stdout
+    assert process.stderr
+    why = f"it took longer than {OPEN_SECONDS:g} s"
+    with anyio.move_on_after(OPEN_SECONDS):
+        try:
+            yield BufferedByteReceiveStream(process.stdout)
+            return
+        except (anyio.EndOfStream, anyio.IncompleteRead):
+            said = b"".join([chunk async for chunk in process.stderr])
+            why = said.decode("utf-8", "replace").strip()[-STDERR_TAIL:] or "it said nothing"
+    raise SessionLost(f"no way to the ports of sandbox {ref}: {why}", sent=False)
+
+
+async def _drain(said: anyio.abc.ByteReceiveStream | None) -> None:
+    assert said
+    async for chunk in said:
+        log.info("carrier: %s", chunk.decode("utf-8", "replace").strip())
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(STOP_SECONDS, shield=True):
+        await process.wait()
+    with anyio.CancelScope(shield=True):
+        await process.aclose()
+
+
+async def splice(one: ByteStream, other: ByteStream, *, silent: bytes = b"") -> None:
+    """Pass on what either says to the other until both have ended, or one is lost.
+
+    Args:
+        one: who came.
+        other: where it leads.
+        silent: what `one` is told where `other` ends without a word.
+    """
+
+    async def outward() -> None:
+        while True:
+            try:
+                chunk = await one.receive()
+            except anyio.EndOfStream:
+                chunk = b""
+            except LOST:
+                tasks.cancel_scope.cancel()
+                return
+            # Where the other takes no more, what it says is still to be heard.
+            with contextlib.suppress(*LOST):
+                if chunk:
+                    await other.send(chunk)
+                    continue
+                await other.send_eof()
+            return
+
+    async def back() -> None:
+        instead = silent
+        try:
+            try:
+                async for chunk in other:
+                    instead = b""
+                    await one.send(chunk)
+            except LOST:
+                if not instead:
+                    raise
+            if instead:
+                await one.send(instead)
+            await one.send_eof()
+        except LOST:
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outward)
+        tasks.start_soon(back)
