@@ -21,6 +21,7 @@ import anyio
 from host_client import __version__
 from host_client.commands import admin, files, forward, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
+from host_client.commands import open as opens
 from host_client.commands import run as runs
 from host_client.commands import ssh as shells
 from host_client.config import SETTINGS_HELP, Settings
@@ -287,6 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
     shells.add_to(add)
     forward.add_to(add)
+    opens.add_to(add)
     render = add(
         "render",
         look.render,

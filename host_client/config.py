@@ -21,6 +21,7 @@ from host_client.quantity import quantity, refuse_beyond_cap
 from in_pod_server.contract import MAX_FILE_BYTES
 
 IDLE_SECONDS = 600
+OPEN_PORT = 8790
 REAPER_INTERVAL_SECONDS = 60
 MAX_SANDBOXES_PER_USER = 20
 MAX_SANDBOXES = 1000
@@ -81,6 +82,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "PODPIPE_IDLE_SECONDS": (
         str(IDLE_SECONDS),
         "an unused pipe closes after this; the next call opens another in a fifth of a second",
+    ),
+    "PODPIPE_OPEN_PORT": (
+        str(OPEN_PORT),
+        "port of this machine's loopback at which published apps are served",
     ),
     "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
     "PODPIPE_TOOLSET": ("default", "tools that serve offers, comma-separated: default, blobs"),
@@ -168,6 +173,7 @@ class Settings:
     resumes: bool = True
     """Whether a call on a suspended sandbox resumes it."""
     idle_seconds: int = IDLE_SECONDS
+    open_port: int = OPEN_PORT
     log_level: str = "WARNING"
     log_file: Path | None = None
     """Where `serve` logs to; None: nowhere but stderr."""
@@ -279,6 +285,9 @@ class Settings:
             == "auto",
             idle_seconds=_integer(
                 env.get("PODPIPE_IDLE_SECONDS", ""), "PODPIPE_IDLE_SECONDS", IDLE_SECONDS, 1, 86400
+            ),
+            open_port=_integer(
+                env.get("PODPIPE_OPEN_PORT", ""), "PODPIPE_OPEN_PORT", OPEN_PORT, 1024, 65535
             ),
             toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
             allowed_dirs=_folders(env.get("PODPIPE_ALLOWED_DIRS", ""), "PODPIPE_ALLOWED_DIRS"),

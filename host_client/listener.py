@@ -1,0 +1,252 @@
+"""The local address of every published app: `http://APP.SANDBOX_ID.sandbox.localhost:PORT`.
+
+A connection's first request says by its Host which sandbox it is for; from there on bytes are passed on
+as they come, to that sandbox's gateway and no other, which answers only for hosts of its own. One process
+listens, whichever was first; the others wait to take its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import h11
+
+from host_client.errors import (
+    PodpipeError,
+    PortTaken,
+    SandboxExpired,
+    SandboxNotFound,
+    SandboxSuspended,
+    StillStarting,
+)
+from host_client.loopback import bound
+from host_client.tunnel import LOST, Tunnel, splice
+from in_pod_server.contract import GATEWAY_PORT
+
+if TYPE_CHECKING:
+    from host_client.host import Host
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "sandbox.localhost"
+"""Browsers know that what ends in localhost is this machine."""
+WHO = "/.well-known/podpipe"
+"""Of `DOMAIN` itself: whose listener this is."""
+HEAD_BYTES = 32 * 1024
+HEAD_SECONDS = 10.0
+"""A browser opens connections ahead of what it will ask; it opens them anew."""
+LINGER_SECONDS = 1.0
+LOOKUPS = 4
+"""Sandboxes that are looked for at once: any page may name hosts that do not exist."""
+TAKE_OVER_SECONDS = 1.0
+RETRY_SECONDS = 2
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}\.)?({_LABEL})\.{re.escape(DOMAIN)}")
+_STATUS: Mapping[type[PodpipeError], HTTPStatus] = {
+    SandboxNotFound: HTTPStatus.NOT_FOUND,
+    SandboxExpired: HTTPStatus.GONE,
+    SandboxSuspended: HTTPStatus.SERVICE_UNAVAILABLE,
+    StillStarting: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class _Refused(Exception):
+    """A request that leads nowhere: what it is answered."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Listener:
+    """The local address of one user's sandboxes.
+
+    Args:
+        host: whose.
+        port: of this machine's loopback.
+        tasks: where carriers live.
+    """
+
+    def __init__(self, host: Host, port: int, tasks: anyio.abc.TaskGroup) -> None:
+        self._host = host
+        self._port = port
+        self._tasks = tasks
+        self._tunnels: dict[str, Tunnel] = {}
+        self._lookups = anyio.CapacityLimiter(LOOKUPS)
+
+    def url(self, sandbox_id: str, app: str = "") -> str:
+        """Where an app is, or the sandbox's own page."""
+        return f"http://{app + '.' if app else ''}{sandbox_id}.{DOMAIN}:{self._port}/"
+
+    async def serve(self, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
+        """Listen until cancelled; started as soon as anybody does, with whether it is this process.
+
+        Raises:
+            PortTaken: by what is no listener of this user's.
+            PodpipeError: as `loopback.bound`.
+        """
+        told = False
+        while True:
+            try:
+                async with bound(self._port) as listener:
+                    if not told:
+                        task_status.started(True)
+                    log.info("listening on port %d", self._port)
+                    await listener.serve(self._handle)
+            except PortTaken as taken:
+                if not await self._ours():
+                    raise PortTaken(
+                        f"port {self._port} of this machine is taken by another program, or by podpipe "
+                        "for another user or cluster; set PODPIPE_OPEN_PORT to a free one"
+                    ) from taken
+                if not told:
+                    task_status.started(False)
+                    told = True
+                await anyio.sleep(TAKE_OVER_SECONDS)
+
+    def _owner(self) -> str:
+        kubectl = self._host.kubectl
+        facts = [self._host.settings.user, kubectl.target.server, kubectl.namespace]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    async def _ours(self) -> bool:
+        """Whether who listens there serves the same user's sandboxes."""
+        request = f"GET {WHO} HTTP/1.1\r\nHost: {DOMAIN}\r\nConnection: close\r\n\r\n"
+        said = b""
+        with anyio.move_on_after(HEAD_SECONDS):
+            try:
+                async with await anyio.connect_tcp("127.0.0.1", self._port) as stream:
+                    await stream.send(request.encode("ascii"))
+                    while len(said) < HEAD_BYTES:
+                        said += await stream.receive()
+            except anyio.EndOfStream:
+                return said.endswith(self._owner().encode("ascii"))
+            except LOST:
+                return True  # It has just gone; the next try shows.
+        return False
+
+    async def _handle(self, client: anyio.abc.SocketStream) -> None:
+        async with client:
+            try:
+                await self._lead(client)
+            except _Refused as refused:
+                await _tell(client, refused.status, str(refused))
+            except PodpipeError as error:
+                log.info("%s", error)
+                await _tell(client, _STATUS.get(type(error), HTTPStatus.BAD_GATEWAY), str(error))
+            except LOST as error:
+                log.info("a connection was lost: %s", error)
+
+    async def _lead(self, client: anyio.abc.SocketStream) -> None:
+        """Pass a connection on to the sandbox that its first request names."""
+        head = b""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        with anyio.move_on_after(HEAD_SECONDS) as patience:
+            while True:
+                try:
+                    chunk = await client.receive()
+                except anyio.EndOfStream:
+                    return
+                head += chunk
+                request = _request(parser, chunk)
+                if request:
+                    break
+        if patience.cancelled_caught:
+            return
+        assert request
+        name = _host_of(request)
+        if name == DOMAIN and request.target == WHO.encode("ascii"):
+            await _tell(client, HTTPStatus.OK, self._owner())
+            return
+        tunnel = await self._tunnel(name)
+        unavailable = _answer(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"nothing answers for {name} in its sandbox (yet): expose a port there first",
+        )
+        async with tunnel.connected(GATEWAY_PORT) as there:
+            with suppress(*LOST):  # what it says, or does not, is passed on below
+                await there.send(head)
+            await splice(client, there, silent=unavailable)
+
+    async def _tunnel(self, name: str) -> Tunnel:
+        """The way to the sandbox of a host.
+
+        Raises:
+            SandboxNotFound: it is no sandbox of this user.
+            PodpipeError: as `Launcher.find`.
+        """
+        found = _HOST.fullmatch(name)
+        if not found:
+            raise _Refused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"this address serves APP.SANDBOX_ID.{DOMAIN} and nothing else",
+            )
+        sandbox_id = found[1]
+        if sandbox_id not in self._tunnels:
+            async with self._lookups:
+                sandbox, _ = await self._host.launcher.find(sandbox_id)
+            if sandbox.id != sandbox_id:
+                raise SandboxNotFound(
+                    f"{sandbox_id} is a name; its address is that of {sandbox.id}"
+                )
+            self._tunnels.setdefault(
+                sandbox_id, Tunnel(self._host, sandbox_id, [GATEWAY_PORT], self._tasks)
+            )
+        return self._tunnels[sandbox_id]
+
+
+def _request(parser: h11.Connection, data: bytes) -> h11.Request | None:
+    """The request that is complete with this, if it is."""
+    try:
+        parser.receive_data(data)
+        event = parser.next_event()
+    except h11.RemoteProtocolError as error:
+        raise _Refused(
+            HTTPStatus(error.error_status_hint), f"this is no HTTP/1.1 request: {error}"
+        ) from error
+    return event if isinstance(event, h11.Request) else None
+
+
+def _host_of(request: h11.Request) -> str:
+    """The host that a request is for, without its port."""
+    named = [value.decode("ascii", "replace") for name, value in request.headers if name == b"host"]
+    if len(named) != 1:
+        raise _Refused(HTTPStatus.BAD_REQUEST, "a request has to name one Host")
+    return re.sub(r":\d{1,5}\Z", "", named[0]).lower()
+
+
+async def _tell(client: anyio.abc.SocketStream, status: HTTPStatus, text: str) -> None:
+    """Answer and close, so that the answer is read whatever else was still being sent."""
+    try:
+        await client.send(_answer(status, text))
+        await client.send_eof()
+        with anyio.move_on_after(LINGER_SECONDS):
+            while True:
+                await client.receive()
+    except (anyio.EndOfStream, *LOST):
+        pass
+
+
+def _answer(status: HTTPStatus, text: str) -> bytes:
+    body = text.encode()
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        lines.append(f"Retry-After: {RETRY_SECONDS}")
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + body

@@ -1,0 +1,374 @@
+"""The local address of published apps: which sandbox a connection reaches, and which it never does.
+
+The pods of the stub are this machine, so a server here stands for the gateway of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from host_client import listener as listening
+from host_client.errors import PortTaken
+from host_client.host import Host
+from host_client.interrupts import EXIT_INTERRUPTED
+from host_client.listener import DOMAIN, WHO, Listener
+from tests.host_client.conftest import Podpipe, StubCluster, runs
+from tests.host_client.test_forward import free_port
+from tests.host_client.test_ssh import PATIENCE, runtime, separation
+
+__all__ = ["runtime", "separation"]
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Answers with the host that it was asked for, and with what was sent."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith("/large"):
+            body = bytes(int(self.path.rpartition("=")[2]))
+        said = json.dumps({"host": self.headers["Host"], "path": self.path}).encode() + b"\n" + body
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(autouse=True)
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        server.daemon_threads = True
+        monkeypatch.setattr(listening, "GATEWAY_PORT", server.server_port)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+class Address:
+    """A listener of one user, and a client of it."""
+
+    def __init__(self, host: Host, port: int, first: bool, listener: Listener) -> None:
+        self.host = host
+        self.port = port
+        self.first = first
+        self.listener = listener
+
+    async def ask(
+        self, host: str, path: str = "/", body: bytes = b"", head: str = ""
+    ) -> tuple[int, bytes]:
+        """Status and body of one request for a host."""
+        request = (
+            f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n{head}\r\n"
+        )
+        return await self.say(request.encode("latin-1") + body)
+
+    async def say(self, data: bytes) -> tuple[int, bytes]:
+        async with await anyio.connect_tcp("127.0.0.1", self.port) as stream:
+            await stream.send(data)
+            said = b"".join([chunk async for chunk in stream])
+        head, _, rest = said.partition(b"\r\n\r\n")
+        return int(head.split()[1]) if head else 0, rest
+
+
+@asynccontextmanager
+async def listened(
+    stub: StubCluster, runtime: Path, port: int = 0, **environment: str
+) -> AsyncIterator[Address]:
+    port = port or free_port()
+    settings = stub.settings(XDG_RUNTIME_DIR=str(runtime.parent), **environment)
+    with anyio.fail_after(90):
+        async with Host(settings) as host, anyio.create_task_group() as tasks:
+            listener = Listener(host, port, tasks)
+            first = await tasks.start(listener.serve)
+            yield Address(host, port, first, listener)
+            tasks.cancel_scope.cancel()
+
+
+async def made(address: Address, name: str) -> str:
+    status = await address.host.launcher.create(name=name)
+    return status.sandbox.id
+
+
+async def test_a_request_reaches_the_gateway_unchanged_and_its_answer_comes_back(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as address:
+        box = await made(address, "work")
+        url = address.listener.url(box, "web")
+        assert url == f"http://web.{box}.{DOMAIN}:{address.port}/"
+        host = url.removeprefix("http://").rstrip("/")
+        body = os.urandom(1_000_000)
+        status, said = await address.ask(host, "/a%20b?token=x&y", body)
+        line, _, echoed = said.partition(b"\n")
+        assert status == 200
+        assert json.loads(line) == {"host": host, "path": "/a%20b?token=x&y"}
+        assert echoed == body
+
+
+async def test_every_sandbox_of_the_user_has_its_address_and_no_other_user_one(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as address:
+        boxes = [await made(address, name) for name in ("one", "two")]
+        async with Host(stub.settings(PODPIPE_USER="bob")) as bob:
+            foreign = (await bob.launcher.create(name="his")).sandbox.id
+        for box in boxes:
+            assert (await address.ask(f"web.{box}.{DOMAIN}"))[0] == 200
+            assert (await address.ask(f"{box.upper()}.{DOMAIN}:1"))[0] == 200, (
+                "the page of a sandbox"
+            )
+        execs = stub.execs()
+        for absent in (foreign, "his", "one", "nonesuch"):
+            assert (await address.ask(f"web.{absent}.{DOMAIN}"))[0] == 404
+        assert stub.execs() == execs
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost:8790",
+        "127.0.0.1",
+        "[::1]:80",
+        DOMAIN,
+        f"a.b.work.{DOMAIN}",
+        f"work.{DOMAIN}.",
+        f"work.{DOMAIN}.evil.example",
+        f"evil.example/.work.{DOMAIN}",
+        f".{DOMAIN}",
+        f"-.work-.{DOMAIN}",
+        f"x_y.{DOMAIN}@evil",
+        "",
+    ],
+)
+async def test_a_host_that_is_no_sandboxs_is_refused_and_asks_no_cluster(
+    stub: StubCluster, runtime: Path, host: str
+) -> None:
+    """A name of somebody else's that leads to this machine: DNS rebinding."""
+    async with listened(stub, runtime) as address:
+        status, said = await address.ask(host)
+        assert status in (400, 421)
+        assert b"work" not in said
+    assert not (stub.folder / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: " + b"x" * 40_000,
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    ],
+    ids=["no host", "two hosts", "http2", "tls", "endless", "space"],
+)
+async def test_what_is_no_request_with_one_host_is_answered_with_an_error(
+    stub: StubCluster, runtime: Path, data: bytes
+) -> None:
+    async with listened(stub, runtime) as address:
+        assert (await address.say(data))[0] in (400, 431, 505)
+        async with await anyio.connect_tcp("127.0.0.1", address.port) as silent:
+            await silent.send_eof()
+
+
+async def test_a_connection_stays_with_its_sandbox_whatever_it_asks_for_later(
+    stub: StubCluster, runtime: Path
+) -> None:
+    """The second request is its gateway's to refuse: it never reaches another's."""
+    async with listened(stub, runtime) as address:
+        one, two = [await made(address, name) for name in ("one", "two")]
+        assert (await address.ask(f"web.{one}.{DOMAIN}"))[0] == 200
+        execs = stub.execs()
+        requests = (
+            f"GET / HTTP/1.1\r\nHost: web.{one}.{DOMAIN}\r\n\r\n"
+            f"GET / HTTP/1.1\r\nHost: web.{two}.{DOMAIN}\r\nConnection: close\r\n\r\n"
+        )
+        _, said = await address.say(requests.encode("ascii"))
+        assert said.count(b'"host"') == 2
+        assert stub.execs() == execs, "nothing was opened into the other one"
+
+
+async def test_many_connections_share_one_carrier_and_a_slow_one_stalls_nobody(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as address:
+        host = f"web.{await made(address, 'work')}.{DOMAIN}"
+        assert (await address.ask(host))[0] == 200
+        execs = stub.execs()
+        async with await anyio.connect_tcp("127.0.0.1", address.port) as slow:
+            await slow.send(f"GET /large=60000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("ascii"))
+            await slow.receive()
+            answered: list[int] = []
+
+            async def ask() -> None:
+                answered.extend([(await address.ask(host))[0] for _ in range(3)])
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(ask)
+            assert answered == [200] * 60
+        assert stub.execs() == execs
+
+
+async def test_where_no_gateway_answers_the_client_is_told_to_try_again(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "GATEWAY_PORT", free_port())
+    async with listened(stub, runtime) as address:
+        host = f"web.{await made(address, 'work')}.{DOMAIN}"
+        status, said = await address.ask(host)
+        assert status == 503
+        assert b"expose a port there first" in said
+
+
+async def test_a_suspended_sandbox_is_resumed_by_a_request_unless_that_is_by_request_only(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as address:
+        box = await made(address, "work")
+        host = f"web.{box}.{DOMAIN}"
+        assert (await address.ask(host))[0] == 200
+        await address.host.launcher.suspend(box)
+        assert (await address.ask(host))[0] == 200
+        await address.host.launcher.suspend(box)
+    async with listened(stub, runtime, PODPIPE_RESUME="manual") as address:
+        status, said = await address.ask(host)
+        assert (status, b"suspended" in said) == (503, True)
+
+
+async def test_an_unused_carrier_ends_and_the_next_request_opens_another(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox that nobody uses is to end itself, though its address is still served."""
+    from host_client import tunnel
+
+    monkeypatch.setattr(tunnel, "IDLE_SECONDS", 0.5)
+    async with listened(stub, runtime) as address:
+        host = f"web.{await made(address, 'work')}.{DOMAIN}"
+        assert (await address.ask(host))[0] == 200
+        while list(runtime.glob("ssh-*")):  # noqa: ASYNC110, ASYNC240
+            await anyio.sleep(0.05)
+        assert (await address.ask(host))[0] == 200
+
+
+async def test_two_of_one_user_share_the_port_and_the_second_takes_over(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as first:
+        assert first.first
+        box = await made(first, "work")
+        async with (
+            Host(stub.settings(XDG_RUNTIME_DIR=str(runtime.parent))) as host,
+            anyio.create_task_group() as tasks,
+        ):
+            second = Listener(host, first.port, tasks)
+            assert await tasks.start(second.serve) is False
+            first.listener._tasks.cancel_scope.cancel()
+            while True:
+                try:
+                    status, _ = await first.ask(f"web.{box}.{DOMAIN}")
+                    break
+                except OSError:
+                    await anyio.sleep(0.1)
+            assert status == 200
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("other", ["another user", "another program", "a silent program"])
+async def test_a_port_that_another_has_is_told_with_the_setting(
+    stub: StubCluster, runtime: Path, other: str, gateway: ThreadingHTTPServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 1.0)
+    async with listened(stub, runtime) as address, Host(stub.settings(PODPIPE_USER="bob")) as bob:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = {
+                "another user": address.port,
+                "another program": gateway.server_port,
+                "a silent program": silent.getsockname()[1],
+            }[other]
+            with pytest.raises(PortTaken, match="PODPIPE_OPEN_PORT"):
+                await listening_alone(bob, port)
+
+
+async def listening_alone(host: Host, port: int) -> None:
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(Listener(host, port, tasks).serve)
+            tasks.cancel_scope.cancel()
+    except* PortTaken as group:
+        raise group.exceptions[0] from None
+
+
+async def test_who_listens_is_told_to_the_same_domain_only(
+    stub: StubCluster, runtime: Path
+) -> None:
+    async with listened(stub, runtime) as address:
+        status, said = await address.ask(DOMAIN, WHO)
+        assert (status, len(said)) == (200, 64)
+        assert (await address.ask("evil.example", WHO))[0] == 421
+
+
+def test_open_prints_the_address_starts_no_browser_unasked_and_ends_by_ctrl_c(
+    podpipe: Podpipe, stub: StubCluster, runtime: Path, tmp_path: Path
+) -> None:
+    port = str(free_port())
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n', encoding="utf-8")
+    browser.chmod(0o755)
+    podpipe("create", "--name", "work")
+    for options in (["--no-browser"], ["--json"], []):
+        process = podpipe.start(
+            "open", "work", "web", *options, PODPIPE_OPEN_PORT=port, BROWSER=str(browser)
+        )
+        assert process.stdout
+        said = process.stdout.readline().decode()
+        if options == ["--json"]:
+            while not said.endswith("}\n"):
+                said += process.stdout.readline().decode()
+            facts = json.loads(said)
+            assert (facts["port"], facts["listening"]) == (int(port), True)
+            said = facts["url"]
+        assert said.startswith("http://web.work-")
+        assert f".{DOMAIN}:{port}/" in said
+        if not options:
+            deadline = time.monotonic() + PATIENCE
+            while not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text(
+                "utf-8"
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert (tmp_path / "opened").read_text("utf-8").strip() == said.split()[0]
+        else:
+            assert not (tmp_path / "opened").exists()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == EXIT_INTERRUPTED
+        assert not runs(process.pid)
+
+
+def test_open_refuses_what_is_no_app_or_sandbox(podpipe: Podpipe, runtime: Path) -> None:
+    assert podpipe("open", "work", "No_App").returncode == 2
+    assert podpipe("open", "nonesuch").returncode == 3
