@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from host_client import ssh
 from host_client.config import Settings
 from host_client.doctor import access, cluster
 from host_client.doctor.findings import Finding, shell
@@ -45,6 +46,7 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
     where = f"context {kubectl.target.context!r}, server {kubectl.target.server}"
     yield Finding("kubectl", "ok", kubectl.path)
     yield Finding("kubeconfig", "ok", where)
+    yield _ssh(settings)
     try:
         version = await kubectl.json("version", "-o", "json")
         for finding in access.versions(version):
@@ -82,3 +84,12 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
 
         async for finding in tried(settings):
             yield finding
+
+
+def _ssh(settings: Settings) -> Finding:
+    try:
+        return Finding("ssh", "ok", ssh.program(settings.environment))
+    except PodpipeError:
+        detail = "not on PATH: shell and ssh-config do not work, open and forward by port-forward"
+        fix = "install OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"
+        return Finding("ssh", "warning", detail, fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,3 +240,13 @@ def test_deep_makes_two_sandboxes_and_leaves_none(podpipe: Podpipe, stub: StubCl
     assert "a sandbox reaches another" in found["network"]["detail"]
     assert report.returncode == 1
     assert stub.names("ConfigMap") == stub.names("Pod") == []
+
+
+def test_a_machine_without_ssh_is_told_what_it_goes_without(
+    podpipe: Podpipe, stub: StubCluster, tmp_path: Path
+) -> None:
+    for path, result in ((stub.environment["PATH"], "ok"), (str(tmp_path), "warning")):
+        report = json.loads(podpipe("doctor", "--json", PATH=path).stdout)
+        (found,) = [each for each in report if each["check"] == "ssh"]
+        assert found["result"] == result
+    assert "openssh-client" in found["fix"]
