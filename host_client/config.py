@@ -50,7 +50,7 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
     "MAX_TTL_MINUTES": ("1440", "longest lifetime; also the pod's activeDeadlineSeconds"),
     "IDLE_SUSPEND_MINUTES": (
         "0",
-        "a sandbox that nobody uses for so long ends its pod, and the next call resumes it; 0: never",
+        "a sandbox that nobody uses for so long ends its pod, which suspends it; 0: never",
     ),
     "TTL_WHILE_SUSPENDED": (
         "runs",

@@ -314,13 +314,14 @@ class Launcher:
         sandbox, pods = await self.find(ref)
         while True:
             await self._refuse_expired(sandbox)
-            if sandbox.state == "Suspended" and not resume:
+            pod = current_pod(sandbox, pods)
+            slept = pod is not None and pod.phase == "Succeeded"
+            if (sandbox.state == "Suspended" or slept) and not resume:
                 raise SandboxSuspended(
                     f"sandbox {sandbox.id} is suspended: nothing was sent. Its files are kept, its "
                     f"processes are not. Resume it first (resume_sandbox, `podpipe resume "
                     f"{sandbox.id}`), or let calls do so with PODPIPE_RESUME=auto"
                 )
-            pod = current_pod(sandbox, pods)
             if pod and sandbox.state != "Suspended" and (pod.deleting or pod.ended):
                 self._ends[sandbox.id] = (pod.uid, pod.why_ended)
             # A volume that one node writes: the new pod must not start beside an old one, and one

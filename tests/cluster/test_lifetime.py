@@ -82,7 +82,7 @@ async def test_an_idle_sandbox_ends_its_pod_and_the_next_call_resumes_it(
     cluster: Cluster, user: str
 ) -> None:
     with anyio.fail_after(BOUND):
-        async with Host(cluster.settings()) as host:
+        async with Host(cluster.settings(IDLE_SUSPEND_MINUTES="1")) as host:
             made = await host.launcher.create(name="work")
             await run(host, "echo kept > f")
             assert "it was idle for" in await phase(host, "suspended")
@@ -102,7 +102,7 @@ async def test_an_idle_sandbox_ends_its_pod_and_the_next_call_resumes_it(
 async def test_what_an_exec_runs_beside_the_daemon_is_use(cluster: Cluster, user: str) -> None:
     """A transfer, `connect ID -- CMD`, a shell: the daemon has not started them and sees them."""
     with anyio.fail_after(BOUND):
-        async with Host(cluster.settings()) as host:
+        async with Host(cluster.settings(IDLE_SUSPEND_MINUTES="1")) as host:
             made = await host.launcher.create(name="work")
             assert made.pod
             began = time.monotonic()

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from host_client.clock import utc_now
-from host_client.errors import SandboxExpired
+from host_client.errors import SandboxExpired, SandboxSuspended
 from host_client.host import Host
 from host_client.reaper import sweep
 from host_client.sandbox import Sandbox, timestamp
@@ -130,6 +130,23 @@ async def test_an_idle_sandbox_is_suspended_by_itself_and_resumed_by_the_next_ca
             assert status.sandbox.spec.idle_suspend_minutes == 30
             assert status.sandbox.incarnation == 2
             assert status.sandbox.expires_at == made.sandbox.expires_at
+
+
+@pytest.mark.usefixtures("idles_in_seconds")
+async def test_where_calls_do_not_resume_they_wake_no_idle_sandbox_either(
+    stub: StubCluster,
+) -> None:
+    settings = stub.settings(IDLE_SUSPEND_MINUTES="30", PODPIPE_RESUME="manual")
+    with anyio.fail_after(BOUND):
+        async with Host(settings) as host:
+            await host.launcher.create(name="work")
+            await run(host, "work", "echo kept > f")
+            await until(host, "suspended")
+            with pytest.raises(SandboxSuspended, match="nothing was sent"):
+                await run(host, "work", "cat f")
+            assert (await host.launcher.status("work")).phase == "suspended"
+            await host.open("work", resume=True)
+            assert (await run(host, "work", "cat f"))["stdout"] == "kept\n"
 
 
 @pytest.mark.usefixtures("idles_in_seconds")
