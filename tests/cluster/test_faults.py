@@ -35,7 +35,14 @@ async def run(host: Host, command: str) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("fault", [kill_pipe, freeze_pipe, restart_api_server])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        kill_pipe,
+        freeze_pipe,
+        pytest.param(restart_api_server, marks=pytest.mark.breaks_node),
+    ],
+)
 async def test_a_command_outlives_the_fault_and_runs_once(
     cluster: Cluster, user: str, fault: Callable[[], None]
 ) -> None:

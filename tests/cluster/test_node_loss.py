@@ -33,6 +33,7 @@ def lost_node() -> Iterator[None]:
         os.kill(kubelet, signal.SIGCONT)
 
 
+@pytest.mark.breaks_node
 async def test_what_is_asked_of_a_lost_node_is_answered_in_time_and_made_good_when_it_is_back(
     cluster: Cluster, user: str
 ) -> None:

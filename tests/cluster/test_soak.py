@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import pytest
 
 from host_client.host import Host
 from tests.cluster.conftest import Cluster
@@ -14,6 +15,7 @@ from tests.soak.run import Plan, soak
 BOUND = 300
 
 
+@pytest.mark.breaks_node
 async def test_no_call_is_lost_or_run_twice_while_everything_breaks(
     cluster: Cluster, user: str, monkeypatch: Any
 ) -> None:
