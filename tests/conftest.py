@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def nothing_secret_was_written(tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Of the whole run, in what its tests have left."""
     yield
     assert leaks(tmp_path_factory.getbasetemp()) == []
+
+
+def pytest_configure() -> None:
+    """In the background (nohup, &) we ignore signals; what tests start would inherit that."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # which an exec undoes
 
 
 @pytest.hookimpl(trylast=True)
