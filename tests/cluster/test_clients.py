@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 
 from tests.cluster.conftest import ROOT, Cluster
 from tests.node import installed, node
+from tests.turns import SOON_SECONDS
 
 BOUND = 120
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
@@ -114,7 +115,7 @@ def test_a_probing_copy_makes_nothing_and_goes_at_once(
         copy.send_signal(signal.SIGTERM)
         start = time.monotonic()
         copy.wait(10)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < SOON_SECONDS
     assert cluster.left() == before
 
 
@@ -136,7 +137,7 @@ def test_copies_with_calls_under_way_go_at_once_and_leave_nothing_in_the_pod(
     ]
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
     for number, copy in enumerate(copies):
-        command = f"touch began{number}; sleep 4; touch ended{number}"
+        command = f"touch began{number}; sleep 8; touch ended{number}"
         call = {"name": "run_command", "arguments": {"sandbox_id": "work", "command": command}}
         tell(copy, "initialize", hello | {"clientInfo": {"name": "t", "version": "1"}}, number=1)
         tell(copy, "notifications/initialized")
@@ -158,7 +159,7 @@ def test_copies_with_calls_under_way_go_at_once_and_leave_nothing_in_the_pod(
         for stream in (copy.stdin, copy.stdout):
             assert stream
             stream.close()
-    assert took < 2, "a client kills what takes longer"
+    assert took < SOON_SECONDS
     # The one that counts has a dial of its own; what ran goes on, since no client cancelled it.
     left = '[ "$(pgrep -fc "[d]ial[.]py")" = 1 ]'
     gone = cluster.podpipe("run", "work", "--", "sh", "-c", wait.format(left))

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from tests.cluster.conftest import Cluster
-from tests.cluster.pods import OTHERS_SECONDS, run, sandbox, tool
+from tests.cluster.pods import run, sandbox, tool
+from tests.turns import SOON_SECONDS
 
 # --- what the image and the kernel make of commands ----------------------------------------------
 
@@ -142,7 +143,7 @@ async def test_one_long_command_blocks_nobody(cluster: Cluster, user: str) -> No
             ("run_command", {"command": "echo"}),
             ("list_processes", {"running_only": True}),
         ):
-            with anyio.fail_after(OTHERS_SECONDS):
+            with anyio.fail_after(SOON_SECONDS):
                 facts = await tool(host, name, **arguments)
         assert [row["command"] for row in facts["processes"]] == ["sleep 30"]
         tasks.cancel_scope.cancel()
