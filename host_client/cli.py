@@ -19,7 +19,7 @@ from typing import NoReturn
 import anyio
 
 from host_client import __version__
-from host_client.commands import admin, files, forward, lifecycle, look, pipes, reap
+from host_client.commands import admin, apps, files, forward, lifecycle, look, pipes, reap
 from host_client.commands import install as installs
 from host_client.commands import open as opens
 from host_client.commands import run as runs
@@ -277,6 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     destroy.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
     destroy.add_argument("--yes", action="store_true", help="do not ask")
     _add_reap(add)
+    apps.add_to(add)
     connect = add(
         "connect",
         pipes.connect,

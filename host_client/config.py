@@ -87,6 +87,10 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
         str(OPEN_PORT),
         "port of this machine's loopback at which published apps are served",
     ),
+    "PODPIPE_ACCESS_TOOL": (
+        "off",
+        "on: serve offers get_sandbox_access, which makes tokens for apps; for trusted gateways only",
+    ),
     "PODPIPE_SESSION": ("", "free text recorded on the sandboxes that are made"),
     "PODPIPE_TOOLSET": ("default", "tools that serve offers, comma-separated: default, blobs"),
     "PODPIPE_ALLOWED_DIRS": (
@@ -174,6 +178,8 @@ class Settings:
     """Whether a call on a suspended sandbox resumes it."""
     idle_seconds: int = IDLE_SECONDS
     open_port: int = OPEN_PORT
+    access_tool: bool = False
+    """Whether a model, or what stands between it and us, may make tokens."""
     log_level: str = "WARNING"
     log_file: Path | None = None
     """Where `serve` logs to; None: nowhere but stderr."""
@@ -289,6 +295,10 @@ class Settings:
             open_port=_integer(
                 env.get("PODPIPE_OPEN_PORT", ""), "PODPIPE_OPEN_PORT", OPEN_PORT, 1024, 65535
             ),
+            access_tool=_choice(
+                env.get("PODPIPE_ACCESS_TOOL", ""), "PODPIPE_ACCESS_TOOL", ("off", "on")
+            )
+            == "on",
             toolsets=_toolsets(text("PODPIPE_TOOLSET", "default")),
             allowed_dirs=_folders(env.get("PODPIPE_ALLOWED_DIRS", ""), "PODPIPE_ALLOWED_DIRS"),
             log_level=_log_level(

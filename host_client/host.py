@@ -20,6 +20,7 @@ from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.pipes import Pipes
+from host_client.published import Apps
 from host_client.session import SandboxSession
 from host_client.sessions import Sessions
 from host_client.status import Progress, silent
@@ -50,7 +51,9 @@ class Host:
         self._tasks = anyio.create_task_group()
         self._kubectl: Kubectl | None = None
         self._pipes: Pipes | None = None
+        self._backend: PodBackend | None = None
         self._launcher: Launcher | None = None
+        self._apps: Apps | None = None
         self._sessions: Sessions | None = None
         self._transfers: Transfers | None = None
 
@@ -96,15 +99,27 @@ class Host:
     def launcher(self) -> Launcher:
         """The user's sandboxes. Raises as `kubectl`."""
         self._launcher = self._launcher or Launcher(
-            PodBackend(self.kubectl, self.settings), self.settings, self.pipes.connect, self.clock
+            self.backend, self.settings, self.pipes.connect, self.clock
         )
         return self._launcher
+
+    @property
+    def backend(self) -> PodBackend:
+        """Their objects. Raises as `kubectl`."""
+        self._backend = self._backend or PodBackend(self.kubectl, self.settings)
+        return self._backend
+
+    @property
+    def apps(self) -> Apps:
+        """Their published apps. Raises as `kubectl`."""
+        self._apps = self._apps or Apps(self.launcher, self.backend, self.pipes, self.clock)
+        return self._apps
 
     @property
     def sessions(self) -> Sessions:
         """Calls on them. Raises as `kubectl`."""
         self._sessions = self._sessions or Sessions(
-            self.launcher, self.pipes, resumes=self.settings.resumes
+            self.launcher, self.pipes, self.apps, resumes=self.settings.resumes
         )
         return self._sessions
 

@@ -85,6 +85,7 @@ class Launcher:
         ttl_minutes: int | None = None,
         cpu_limit: str = "",
         memory_limit: str = "",
+        access: str = "",
         lasting: bool = False,
         progress: Progress = silent,
     ) -> Status:
@@ -95,6 +96,7 @@ class Launcher:
             ttl_minutes: lifetime; None for the setting's default.
             cpu_limit: Kubernetes quantity; empty for the default.
             memory_limit: likewise.
+            access: who may open its apps, as ANNOTATION_ACCESS.
             lasting: whether it stays where the caller is cancelled, for others may wait for it.
             progress: told what is being waited for.
 
@@ -110,6 +112,7 @@ class Launcher:
         draft = draft_sandbox(
             self._settings, self._clock.now(), name, ttl_minutes, cpu_limit, memory_limit
         )
+        draft = replace(draft, access=access)
         progress("asking the cluster")
         deadline = anyio.current_time() + START_WAIT_SECONDS
         claimed: list[Sandbox] = []
@@ -243,6 +246,17 @@ class Launcher:
                 audit.concerns(sandbox.id)
                 return sandbox, pods
         raise missing
+
+    async def find_living(self, ref: str) -> tuple[Sandbox, list[PodView]]:
+        """As `find`, with the clock set.
+
+        Raises:
+            SandboxNotFound: as `find`.
+            SandboxExpired: its time is over.
+        """
+        sandbox, pods = await self._on_time(lambda: self.find(ref))
+        await self._refuse_expired(sandbox)
+        return sandbox, pods
 
     def _owns(self, sandbox: Sandbox) -> bool:
         """Whether it is this user's: a label can be chosen to look so, and the true id is long."""
@@ -448,7 +462,7 @@ class Launcher:
                 sandbox, pods = await self._backend.observe(sandbox.id)
                 continue
             if pod := current_pod(sandbox, pods):
-                await self._backend.announce_expiry(sandbox, pod)
+                await self._backend.announce(sandbox, pod)
             return status_of(sandbox, pods, self._clock.now())
 
     async def destroy(self, ref: str, *, progress: Progress = silent) -> Sandbox:

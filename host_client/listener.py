@@ -20,6 +20,7 @@ import anyio
 import anyio.abc
 import h11
 
+from host_client.apps import DOMAIN, address
 from host_client.errors import (
     PodpipeError,
     PortTaken,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DOMAIN = "sandbox.localhost"
-"""Browsers know that what ends in localhost is this machine."""
 WHO = "/.well-known/podpipe"
 """Of `DOMAIN` itself: whose listener this is."""
 HEAD_BYTES = 32 * 1024
@@ -86,7 +85,7 @@ class Listener:
 
     def url(self, sandbox_id: str, app: str = "") -> str:
         """Where an app is, or the sandbox's own page."""
-        return f"http://{app + '.' if app else ''}{sandbox_id}.{DOMAIN}:{self._port}/"
+        return address(self._port, sandbox_id, app)
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
         """Listen until cancelled; started as soon as anybody does, with whether it is this process.

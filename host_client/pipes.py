@@ -61,8 +61,8 @@ class Pipes:
         async with self._locks.setdefault(sandbox.id, anyio.Lock()):
             await self._connect(sandbox, pod)
 
-    async def tell_expiry(self, sandbox: Sandbox, pod: PodView) -> bool:
-        """Tell a pod's daemon the expiry of its sandbox, by the pipe into it or by a new one.
+    async def tell(self, sandbox: Sandbox, pod: PodView) -> bool:
+        """Tell a pod's daemon its expiry and who may open its apps, by the pipe into it or a new one.
 
         Returns:
             Whether it knows; otherwise the kubelet tells it within a minute or two.

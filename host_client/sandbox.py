@@ -167,6 +167,10 @@ class Sandbox:
     spec: SandboxSpec
     suspended_at: datetime | None = None
     """Since when its time stands still; None where it does not."""
+    apps: str = ""
+    """The published apps, as ANNOTATION_APPS."""
+    access: str = ""
+    """Who may open them, as ANNOTATION_ACCESS."""
     uid: str = ""
     version: str = ""
 
@@ -241,6 +245,8 @@ class Sandbox:
                 suspended_at=parse_timestamp(since)
                 if (since := notes.get(c.ANNOTATION_SUSPENDED_AT))
                 else None,
+                apps=notes.get(c.ANNOTATION_APPS, ""),
+                access=notes.get(c.ANNOTATION_ACCESS, ""),
                 uid=metadata["uid"],
                 version=metadata["resourceVersion"],
             )

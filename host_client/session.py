@@ -35,9 +35,11 @@ from in_pod_server.contract import (
     DIAL_ARGV,
     FATE_NOT_STARTED,
     HELLO,
+    HELLO_APPS,
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    META_ACCESS,
     META_EXPIRES_AT,
     META_FATE,
     META_LEASE,
@@ -90,6 +92,8 @@ class SandboxSession:
         self.sandbox = sandbox
         self.pod = pod
         self.boot_id = ""
+        self.apps = ""
+        """The daemon's table of apps, as it said it last."""
         self._pipe: Pipe | None = None
         self._greeted = False
         self._close = anyio.Event()
@@ -211,6 +215,7 @@ class SandboxSession:
                 f"pod {self.pod.name} was replaced (uid {self.pod.uid}, now {uid})", sent=False
             )
         self.boot_id = str(hello.get(HELLO_BOOT_ID, ""))
+        self.apps = str(hello.get(HELLO_APPS, ""))
 
     def _reason(self, error: BaseException) -> str:
         said = self.stderr.decode("utf-8", "replace").strip()
@@ -338,10 +343,14 @@ class SandboxSession:
     async def answers(self, seconds: float) -> bool:
         """Whether the daemon answers within so many seconds; a pipe on which it does not is over.
 
-        Its daemon learns by it that this host is there, and closes a pipe whose host is not; and
-        until when the sandbox lives.
+        Its daemon learns by it that this host is there, and closes a pipe whose host is not; until
+        when the sandbox lives; and who may open its apps.
         """
-        known = {META_LEASE: LEASE_SECONDS, META_EXPIRES_AT: timestamp(self.sandbox.expires_at)}
+        known = {
+            META_LEASE: LEASE_SECONDS,
+            META_EXPIRES_AT: timestamp(self.sandbox.expires_at),
+            META_ACCESS: self.sandbox.access,
+        }
         try:
             await self._ask("ping", {"_meta": known}, seconds)
         except SessionLost as lost:

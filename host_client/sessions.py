@@ -17,6 +17,7 @@ from typing import Any, Literal
 import anyio
 
 from host_client import audit
+from host_client.apps import APP_TOOLS, TABLE, version_of
 from host_client.backoff import pauses
 from host_client.cancel import cancel
 from host_client.errors import (
@@ -36,6 +37,7 @@ from host_client.errors import (
 from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.pipe import OnProgress
 from host_client.pipes import Pipes
+from host_client.published import Apps
 from host_client.sandbox import PodView, Sandbox
 from host_client.session import ANSWER_MARGIN_SECONDS, SandboxSession
 from host_client.status import Progress, Status, silent
@@ -73,12 +75,16 @@ class Sessions:
     Args:
         launcher: starts what a call needs, and connects it.
         pipes: where the connected ones are.
+        apps: keeps in the record what daemons say of their apps.
         resumes: whether a call on a suspended sandbox resumes it.
     """
 
-    def __init__(self, launcher: Launcher, pipes: Pipes, *, resumes: bool = True) -> None:
+    def __init__(
+        self, launcher: Launcher, pipes: Pipes, apps: Apps, *, resumes: bool = True
+    ) -> None:
         self._launcher = launcher
         self._pipes = pipes
+        self._apps = apps
         self._resumes = resumes
         self._ids: dict[str, str] = {}
         self._served: dict[str, tuple[PodView, str] | None] = {}
@@ -244,12 +250,30 @@ class Sessions:
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
                     raise await self._restarted(session, first or session, tool, result)
+                if tool in APP_TOOLS:
+                    session.apps = _table(result) or session.apps
+                    await self._keep_apps(session)
                 audit.count(bytes_out=_text_bytes(result))
                 return _with_news(result, self.news(session.sandbox.id))
         raise AssertionError("pauses never end")
 
+    async def _keep_apps(self, session: SandboxSession) -> None:
+        """Write down what apps the daemon has, if the record does not know: others' too.
+
+        Where that fails they are published all the same, and written down with the next call.
+        """
+        if version_of(session.apps) <= version_of(session.sandbox.apps):
+            return
+        try:
+            session.sandbox = await self._apps.keep(session.sandbox, session.apps)
+        except PodpipeError as error:
+            log.warning(
+                "the apps of sandbox %s are not recorded yet: %s", session.sandbox.id, error
+            )
+
     async def _compare(self, session: SandboxSession) -> None:
-        """Note what was lost since the last call on a sandbox, if anything was."""
+        """Note what was lost since the last call on a sandbox, and what its daemon has for us."""
+        await self._keep_apps(session)
         audit.concerns(session.sandbox.id)
         box, now = session.sandbox.id, (session.pod, session.boot_id)
         unknown = box not in self._served
@@ -348,7 +372,7 @@ class Sessions:
         """Let a sandbox live longer, and let its daemon know at once. As `Launcher.extend`."""
         status = await self._launcher.extend(ref, ttl_minutes)
         if status.phase == "running" and status.pod:
-            await self._pipes.tell_expiry(status.sandbox, status.pod)
+            await self._pipes.tell(status.sandbox, status.pod)
         return status
 
     async def forget(self, ref: str) -> None:
@@ -371,6 +395,12 @@ def _size(tool: str, arguments: dict[str, Any]) -> int:
             f"an argument of {tool} holds text that is not valid Unicode; give bytes as base64 where "
             "the tool takes it"
         ) from None
+
+
+def _table(result: dict[str, Any]) -> str:
+    """The table of apps in a result; empty where it has none."""
+    facts = result.get("structuredContent")
+    return str(facts.get(TABLE, "")) if isinstance(facts, dict) else ""
 
 
 def _text_bytes(result: dict[str, Any]) -> int:

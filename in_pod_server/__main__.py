@@ -90,7 +90,7 @@ def _print_tools() -> int:
         processes=processes,
         home=Home([]),
         workspace=Home([]),
-        gateway=Gateway("", nowhere, nowhere, 0),
+        gateway=Gateway("", nowhere, nowhere, nowhere, 0),
     )
     sys.stdout.write(anyio.run(describe_tools, server))
     return 0

@@ -214,7 +214,13 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int
         Home([paths.workspace]) as workspace,
     ):
         async with ProcessTable(launcher, log_dir=paths.log_dir, gauge=Gauge.find()) as processes:
-            gateway = Gateway(options.sandbox_id, paths.run_dir, annotations, options.gateway_port)
+            gateway = Gateway(
+                options.sandbox_id,
+                paths.run_dir,
+                paths.socket.with_suffix(".gateway"),
+                annotations,
+                options.gateway_port,
+            )
             server = build_server(
                 processes=processes,
                 home=home,

@@ -33,10 +33,10 @@ class Backend(Protocol):
         """Write a new record, or NameTaken; its times in the answer are by the API server's clock."""
 
     async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
-        """Change state, incarnation and expiry by compare-and-swap, or Conflict."""
+        """Change all but the spec by compare-and-swap, or Conflict."""
 
-    async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
-        """Tell a running pod its new expiry."""
+    async def announce(self, sandbox: Sandbox, pod: PodView) -> None:
+        """Tell a running pod its expiry, its apps and who may open them."""
 
     async def refuse_oversized(self, spec: SandboxSpec) -> None:
         """UsageError where no node is as large as the limits."""

@@ -184,7 +184,7 @@ class PodBackend:
             return None
 
     async def update(self, old: Sandbox, new: Sandbox) -> Sandbox:
-        """Change state, incarnation and times of a record, if it is still as `old` was read.
+        """Change state, incarnation, times, apps and grants of a record still as `old` was read.
 
         Raises:
             Conflict: somebody else changed it first.
@@ -199,6 +199,7 @@ class PodBackend:
         if new.spec.ttl_stops:
             since = new.suspended_at
             changes[c.ANNOTATION_SUSPENDED_AT] = timestamp(since) if since else ""
+        changes |= _of_apps(new)
         try:
             record = await self._kubectl.annotate(
                 "configmap", old.object_name, changes, version=old.version
@@ -207,8 +208,8 @@ class PodBackend:
             raise SandboxNotFound(f"sandbox {old.id} was destroyed meanwhile") from None
         return Sandbox.from_record(record)
 
-    async def announce_expiry(self, sandbox: Sandbox, pod: PodView) -> None:
-        """Tell the pod its new expiry, by annotation; a pod that is gone needs no telling."""
+    async def announce(self, sandbox: Sandbox, pod: PodView) -> None:
+        """Tell the pod its expiry, apps and grants, by annotation; one that is gone needs none."""
         found = await self._kubectl.get(_PODS, pod.name)
         if found is None or found["metadata"]["uid"] != pod.uid:
             return
@@ -216,11 +217,11 @@ class PodBackend:
             await self._kubectl.annotate(
                 "pod",
                 pod.name,
-                {c.ANNOTATION_EXPIRES_AT: timestamp(sandbox.expires_at)},
+                {c.ANNOTATION_EXPIRES_AT: timestamp(sandbox.expires_at), **_of_apps(sandbox)},
                 version=found["metadata"]["resourceVersion"],
             )
         except (Conflict, NotFound) as error:
-            log.info("pod %s keeps its old expiry annotation: %s", pod.name, error)
+            log.info("pod %s keeps its old annotations: %s", pod.name, error)
 
     async def home(self) -> Object | None:
         """The user's home claim, or None if it has never been made.
@@ -420,6 +421,12 @@ class PodBackend:
         if text not in self.warnings:
             self.warnings.append(text)
             log.info("%s", text)
+
+
+def _of_apps(sandbox: Sandbox) -> dict[str, str]:
+    """The annotations of apps and grants, where there are any."""
+    notes = {c.ANNOTATION_APPS: sandbox.apps, c.ANNOTATION_ACCESS: sandbox.access}
+    return {name: text for name, text in notes.items() if text}
 
 
 def _no_runtime_class(error: KubectlError, runtime_class: str) -> bool:

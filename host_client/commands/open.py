@@ -11,12 +11,13 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
+from host_client.apps import DOMAIN
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, UsageError
-from host_client.listener import DOMAIN, Listener
+from host_client.listener import Listener
 from host_client.tunnel import has_ssh
 from in_pod_server.contract import APP_NAME
 

@@ -17,6 +17,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
+from host_client.apps import APP_TOOLS, told_with_addresses
 from host_client.errors import PodpipeError, RequestRefused
 from host_client.host import Host
 from host_client.refusals import refusals
@@ -62,6 +63,8 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
                 )
             except RequestRefused as error:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
+        if tool.name in APP_TOOLS:
+            result = told_with_addresses(result, host.settings.open_port)
         return CallToolResult.model_validate(result)
 
     return [_PodTool.make(listed, forward) for listed in _listed(toolset)]

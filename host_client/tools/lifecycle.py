@@ -10,6 +10,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
+from host_client.apps import REDACTED, address, apps_of, first_grant, new_token
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.refusals import refusals
@@ -50,8 +51,10 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             Field(description="A name to find it by again; empty for none", max_length=MAX_NAME),
         ] = "",
     ) -> CallToolResult:
+        token = new_token()
         async with refusals(), progress_of(context) as progress:
             status = await host.launcher.create(
+                access=first_grant(token, host.clock.now()),
                 name=name,
                 ttl_minutes=ttl_minutes or None,
                 cpu_limit=cpu_limit,
@@ -59,7 +62,8 @@ def lifecycle_tools(host: Host) -> list[Tool]:
                 progress=progress,
             )
             facts = status.to_json() | {"warnings": host.launcher.warnings}
-            text = _sandbox_text(facts)
+            facts |= {"url": address(settings.open_port, status.sandbox.id), "token": token}
+            text = f"{_sandbox_text(facts)}\nurl: {facts['url']}\ntoken: {token}"
             if status.phase == "starting":
                 text += (
                     "\nIt is still starting; call any tool with this sandbox_id to go on waiting."
@@ -82,6 +86,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
     async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
         async with refusals():
             facts = (await host.sessions.status(sandbox_id)).to_json()
+        facts |= {"url": address(settings.open_port, facts["sandbox_id"]), "token": REDACTED}
         return answer("\n".join(f"{key}: {value}" for key, value in facts.items()), facts)
 
     async def suspend_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
@@ -120,6 +125,22 @@ def lifecycle_tools(host: Host) -> list[Tool]:
         facts = {"sandbox_id": sandbox.id, "destroyed": True, "home": "kept"}
         return answer(f"sandbox {sandbox.id} is destroyed; the home is kept", facts)
 
+    async def get_sandbox_access(
+        sandbox_id: SandboxId,
+        rotate: Annotated[
+            bool, Field(description="Clear all earlier tokens, and end what they have opened")
+        ] = False,
+    ) -> CallToolResult:
+        async with refusals():
+            made = await host.apps.grant(sandbox_id, rotate=rotate)
+        links = {
+            name or "page": address(settings.open_port, made.sandbox.id, name)
+            for name in ("", *apps_of(made.sandbox.apps))
+        }
+        facts = {"sandbox_id": made.sandbox.id, "token": made.token, "apps": links}
+        text = "\n".join(f"{name}: {url}" for name, url in links.items())
+        return answer(f"token: {made.token}\n{text}", facts)
+
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     makes = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
     keeps = ToolAnnotations(
@@ -134,13 +155,23 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             fn, title=title, description=description, annotations=hints, structured_output=False
         )
 
+    trusted = [
+        tool(
+            get_sandbox_access,
+            "Get access to a sandbox's apps",
+            ends,
+            "Make a token that opens the sandbox's apps, as `Authorization: Bearer` or `?token=`. For "
+            "trusted gateways: keep it from what a model reads.",
+        )
+    ]
     return [
         tool(
             create_sandbox,
             "Create a sandbox",
             makes,
             "Start an isolated Linux sandbox with the user's durable home mounted. Returns its "
-            "sandbox_id, which every other tool takes, and when it expires. Takes a few seconds; "
+            "sandbox_id, which every other tool takes, when it expires, the url of its page, and the "
+            "token that opens it and its published apps (as ?token=), which is shown this once. Takes a few seconds; "
             "says `starting` if the image is still being pulled.",
         ),
         tool(list_sandboxes, "List sandboxes", reads, "All sandboxes of this user, oldest first."),
@@ -181,6 +212,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
             ends,
             "End a sandbox for good. The user's home and its files are kept.",
         ),
+        *(trusted if settings.access_tool else []),
     ]
 
 

@@ -40,15 +40,19 @@ class Gateway:
 
     Args:
         sandbox_id: by which it knows its hosts; empty where the pod was made without one.
-        run_dir: where its sockets and its table are.
+        run_dir: where its table is.
+        socket_path: of the socket on which Caddy asks us.
         podinfo: the pod's annotations, as a downwardAPI file.
         port: of the loopback; 0 for none at all.
     """
 
-    def __init__(self, sandbox_id: str, run_dir: Path, podinfo: Path, port: int) -> None:
+    def __init__(
+        self, sandbox_id: str, run_dir: Path, socket_path: Path, podinfo: Path, port: int
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.port = port
         self._podinfo = podinfo
+        self._socket_path = socket_path
         self._folder = run_dir / FOLDER
         self.access = Access()
         told = read_annotations(podinfo)
@@ -88,16 +92,15 @@ class Gateway:
         async def facts() -> Facts:
             return Facts(await self.apps(), processes, expires_at(), home)
 
-        socket_path = self._folder / "auth.sock"
         gatekeeper = Gatekeeper(
             self.sandbox_id,
             self.access,
             lambda name: self.table.apps.get(name),
-            f"unix/{socket_path}",
+            f"unix/{self._socket_path}",
             on_use,
         )
         page = HomePage(self.sandbox_id, facts, gatekeeper.ticket)
-        endpoint = Endpoint(socket_path, gatekeeper, page.serve)
+        endpoint = Endpoint(self._socket_path, gatekeeper, page.serve)
         with contextlib.ExitStack() as stack:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +118,7 @@ class Gateway:
                 logger.warning("apps cannot be published: %s", self._why_not)
                 yield
                 return
-            self._caddy = caddy = Caddy(path, listener, socket_path, self._folder)
+            self._caddy = caddy = Caddy(path, listener, self._socket_path, self._folder)
             if self.table.apps:
                 caddy.want()
             async with anyio.create_task_group() as tasks:

@@ -106,9 +106,9 @@ LAUNCHER_USES: Mapping[tuple[str, str], Call] = {
     ("patch", "configmaps"): lambda on: on.backend.update(on.sandbox, on.sandbox),
     ("delete", "configmaps"): lambda on: on.backend.delete(replace(on.sandbox, uid="another")),
     ("create", "pods"): restart,
-    ("get", "pods"): lambda on: on.backend.announce_expiry(on.sandbox, on.pod),
+    ("get", "pods"): lambda on: on.backend.announce(on.sandbox, on.pod),
     ("list", "pods"): lambda on: on.backend.pods_left(on.sandbox),
-    ("patch", "pods"): lambda on: on.backend.announce_expiry(on.sandbox, on.pod),
+    ("patch", "pods"): lambda on: on.backend.announce(on.sandbox, on.pod),
     ("delete", "pods"): lambda on: on.backend.stop(replace(on.pod, uid="another")),
     ("get", "pods/log"): last_words,
     # Where a proxy on the way knows no WebSocket, or kubectl is older than 1.31.

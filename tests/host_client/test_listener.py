@@ -21,10 +21,11 @@ import anyio.to_thread
 import pytest
 
 from host_client import listener as listening
+from host_client.apps import DOMAIN
 from host_client.errors import PortTaken
 from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
-from host_client.listener import DOMAIN, WHO, Listener
+from host_client.listener import WHO, Listener
 from tests.host_client.conftest import Podpipe, StubCluster, runs
 from tests.host_client.test_forward import free_port
 from tests.host_client.test_ssh import PATIENCE, runtime, separation

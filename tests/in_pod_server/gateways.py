@@ -99,8 +99,12 @@ class Place:
             connection.putheader("Content-Length", str(len(body)))
         for name, value in (headers or {}).items():
             connection.putheader(name, value)
-        connection.endheaders(body)
-        return connection, connection.getresponse()
+        try:
+            connection.endheaders(body)
+            return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
 
     def ask(
         self, method: str, target: str, headers: Mapping[str, str] | None = None, **more: Any

@@ -71,7 +71,7 @@ async def open_sandbox(base: Path, **options: Any) -> AsyncIterator[Sandbox]:
     launcher = Launcher(home=home, run_dir=run_dir, user="sandbox", tmp_dir=Path("/tmp"))
     with Home([home, Path("/workspace")]) as files, Home([home]) as workspace:
         async with ProcessTable(launcher, log_dir=log_dir) as processes:
-            gateway = Gateway("", run_dir, base / "annotations", 0)
+            gateway = Gateway("", run_dir, base / "gateway.sock", base / "annotations", 0)
             server = build_server(
                 processes=processes, home=files, workspace=workspace, gateway=gateway, **options
             )

@@ -1,0 +1,150 @@
+"""Apps of sandboxes, as the record keeps them: what is published, who may open it, at which address.
+
+The daemon's table of apps is the truth while its pod lives, and carries a version that only rises;
+the record has the newest that any host has seen, for the next pod. Grants are the host's: it makes
+the tokens, and writes down nothing but hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Self
+
+from host_client.errors import UsageError
+from host_client.sandbox import parse_timestamp
+from in_pod_server import contract as c
+
+DOMAIN = "sandbox.localhost"
+"""Of the local addresses; browsers lead every name below `localhost` to this machine."""
+REDACTED = "redacted"
+EXPOSE, LIST, UNEXPOSE = "expose_port", "list_apps", "unexpose_port"
+APP_TOOLS = (EXPOSE, LIST, UNEXPOSE)
+TABLE = "table"
+"""In the results of these: the daemon's table."""
+
+
+def address(port: int, sandbox_id: str, app: str = "", token: str = "") -> str:
+    """The local address of an app, or of the sandbox's own page.
+
+    Args:
+        port: of this machine's loopback, where apps are served.
+        sandbox_id: of the sandbox.
+        app: its name; empty for the page.
+        token: makes it a link that opens it.
+    """
+    host = f"{app}.{sandbox_id}" if app else sandbox_id
+    query = f"?token={token}" if token else ""
+    return f"http://{host}.{DOMAIN}:{port}/{query}"
+
+
+def version_of(text: str) -> int:
+    """The version of a table or of grants; 0 for what is none."""
+    try:
+        version = json.loads(text)["version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return 0
+    return version if type(version) is int else 0
+
+
+def apps_of(text: str) -> Mapping[str, int]:
+    """The apps of a table by name; none for what is no table."""
+    try:
+        found = dict(json.loads(text)["apps"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return {str(name): port for name, port in sorted(found.items()) if type(port) is int}
+
+
+def new_token() -> str:
+    """A token that nobody can guess, for `Authorization: Bearer` or `?token=`."""
+    return secrets.token_urlsafe(c.TOKEN_BYTES)
+
+
+def hash_of(token: str) -> str:
+    """What is written down of a token: SHA-256 of its cookie, as hex."""
+    cookie = hmac.new(token.encode(), c.COOKIE_OF_TOKEN, hashlib.sha256).hexdigest()
+    return hashlib.sha256(cookie.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Who may open the apps of a sandbox."""
+
+    version: int = 0
+    entries: Sequence[Mapping[str, str]] = field(default_factory=tuple)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; what is unreadable grants nothing."""
+        try:
+            found = json.loads(text)
+            entries = [
+                {name: str(entry.get(name, "")) for name in ("hash", "app", "until")}
+                for entry in found["grants"]
+            ]
+            return cls(int(found["version"]), entries)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls(version_of(text))
+
+    def to_json(self) -> str:
+        """The form in which annotations hold it."""
+        return json.dumps({"version": self.version, "grants": list(self.entries)}, sort_keys=True)
+
+    def with_token(self, token: str, now: datetime, app: str = "", until: str = "") -> Self:
+        """The same with one more, without those that have run out.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        living = [entry for entry in self.entries if not _over(entry["until"], now)]
+        if len(living) >= c.MAX_GRANTS:
+            raise UsageError(
+                f"this sandbox has {c.MAX_GRANTS} tokens: `podpipe access --rotate` clears them all"
+            )
+        entry = {"hash": hash_of(token), "app": app, "until": until}
+        return replace(self, version=self.version + 1, entries=[*living, entry])
+
+    def cleared(self) -> Self:
+        """The same without any."""
+        return replace(self, version=self.version + 1, entries=())
+
+
+def first_grant(token: str, now: datetime) -> str:
+    """What a new sandbox's record says of who may open its apps: its first token, all of them."""
+    return Grants().with_token(token, now).to_json()
+
+
+def _over(until: str, now: datetime) -> bool:
+    try:
+        return bool(until) and parse_timestamp(until) <= now
+    except ValueError:
+        return True
+
+
+def told_with_addresses(result: dict[str, Any], port: int) -> dict[str, Any]:
+    """A result of one of APP_TOOLS as a model sees it: with addresses, without the table."""
+    facts = result.get("structuredContent")
+    if not isinstance(facts, dict):
+        return result
+    shown = {name: value for name, value in facts.items() if name != TABLE}
+    listed = [_with_address(app, port) for app in shown.get("apps", [])]
+    lines = [f"{app['name']}: {app['url']}" for app in listed]
+    if "host" in shown:
+        shown = _with_address(shown, port)
+        lines.append(f"{shown['url']} opens it, with a token of the sandbox")
+    if "apps" in shown:
+        shown["apps"] = listed
+    content = [*result.get("content", []), *({"type": "text", "text": line} for line in lines)]
+    return result | {"structuredContent": shown, "content": content}
+
+
+def _with_address(app: Mapping[str, Any], port: int) -> dict[str, Any]:
+    name, _, sandbox_id = str(app["host"]).partition(".")
+    rest = {key: value for key, value in app.items() if key != "host"}
+    return {**rest, "url": address(port, sandbox_id, name)}
