@@ -7,15 +7,22 @@ missing kubectl is an answer to a call, not a server that does not start.
 from __future__ import annotations
 
 import logging
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
+import anyio.abc
 
 from host_client.audit import Audit
 from host_client.backends.pod import PodBackend
 from host_client.clock import Clock
 from host_client.config import Settings
-from host_client.errors import LaunchFailed, PrerequisiteError, SandboxExpired, SandboxNotFound
+from host_client.errors import (
+    LaunchFailed,
+    PodpipeError,
+    PrerequisiteError,
+    SandboxExpired,
+    SandboxNotFound,
+)
 from host_client.identity import is_random_id, is_sandbox_id, named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import START_WAIT_SECONDS, Launcher
@@ -25,6 +32,9 @@ from host_client.session import SandboxSession
 from host_client.sessions import Sessions
 from host_client.status import Progress, silent
 from host_client.transfer import Transfers
+
+if TYPE_CHECKING:
+    from host_client.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +66,8 @@ class Host:
         self._apps: Apps | None = None
         self._sessions: Sessions | None = None
         self._transfers: Transfers | None = None
+        self._listener: Listener | None = None
+        self._listening = anyio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -154,3 +166,29 @@ class Host:
         """Files to and from them. Raises as `kubectl`."""
         self._transfers = self._transfers or Transfers(self.kubectl, self.sessions, self._tasks)
         return self._transfers
+
+    async def listener(self) -> Listener:
+        """The local address of published apps, from now on served by this process or another.
+
+        Raises:
+            PortTaken: its port is another program's.
+            PodpipeError: as `Host.kubectl`, or the port cannot be listened on.
+        """
+        from host_client.listener import Listener  # what only looks at sandboxes need not load it
+
+        async with self._listening:
+            if self._listener is None:
+                listener = Listener(self, self.settings.open_port, self._tasks)
+                await self._tasks.start(self._serve, listener)
+                self._listener = listener
+            return self._listener
+
+    async def _serve(self, listener: Listener, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
+        try:
+            await listener.serve(task_status=task_status)
+        except PodpipeError as error:
+            if self._listener is not listener:
+                raise  # to whoever waits for it
+            # Another program was quicker to take the port that another podpipe has left.
+            log.warning("apps are not at their local address any more: %s", error)
+            self._listener = None

@@ -3,50 +3,90 @@
 from __future__ import annotations
 
 import argparse
-import re
+import html
 import sys
+import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
-from host_client.apps import DOMAIN
+from host_client.apps import DOMAIN, address, apps_of
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, UsageError
+from host_client.errors import EXIT_DONE, PodpipeError
 from host_client.listener import Listener
+from host_client.ssh import runtime_folder
 from host_client.tunnel import has_ssh
-from in_pod_server.contract import APP_NAME
+
+if TYPE_CHECKING:
+    from host_client.host import Host
+
+LINK_SECONDS = 8 * 3600
+"""Of the token in a link; who opens it keeps a cookie of the same age."""
 
 
 async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
     """Serve the local address of all the user's sandboxes, until interrupted."""
-    if arguments.app and not re.fullmatch(APP_NAME, arguments.app):
-        raise UsageError(
-            f"{arguments.app[:80]!r} is no app's name: lower-case letters, digits and '-'"
-        )
     async with opened(settings, arguments) as host:
-        sandbox_id = ""
+        facts: dict[str, Any] = {"port": settings.open_port}
         if arguments.sandbox:
             with watched() as progress:
-                session = await patiently(host, arguments.sandbox, progress)
-            sandbox_id = session.sandbox.id
+                await patiently(host, arguments.sandbox, progress)
+                facts |= await _linked(host, arguments.sandbox, arguments.app)
         if not has_ssh(host):
             warn([WITHOUT_SSH])
         async with anyio.create_task_group() as tasks:
             listener = Listener(host, settings.open_port, tasks)
-            first = await tasks.start(listener.serve)
-            url = listener.url(sandbox_id or "SANDBOX_ID", arguments.app if sandbox_id else "APP")
-            note = "until ctrl-C" if first else "by another podpipe, and by this one after it"
-            facts = {"url": url, "port": settings.open_port, "listening": first}
-            show(arguments, f"{url}  served {note}", facts)
+            facts["listening"] = await tasks.start(listener.serve)
+            where = facts.get("link") or listener.url("SANDBOX_ID", "APP")
+            by = "until ctrl-C" if facts["listening"] else "by another podpipe, then by this one"
+            show(arguments, f"{where}  served {by}", facts)
             sys.stdout.flush()
-            if sandbox_id and arguments.browser and not arguments.json:
-                await anyio.to_thread.run_sync(webbrowser.open, url, abandon_on_cancel=True)
+            if "link" in facts and arguments.browser and not arguments.json:
+                with _page(settings, facts["link"]) as page:
+                    await anyio.to_thread.run_sync(webbrowser.open, page, abandon_on_cancel=True)
+                    await anyio.sleep_forever()
     return EXIT_DONE
+
+
+async def _linked(host: Host, ref: str, app: str) -> dict[str, str]:
+    """Where an app is, or the sandbox's own page, and a link that opens it for a while.
+
+    Raises:
+        PodpipeError: there is no such app.
+    """
+    sandbox, _ = await host.launcher.find(ref)
+    apps = apps_of(sandbox.apps)
+    if app and app not in apps:
+        known = f"it publishes {', '.join(apps)}" if apps else "it publishes none"
+        raise PodpipeError(
+            f"sandbox {ref} publishes no app {app[:80]!r}; {known}. Publish one with "
+            f"`podpipe expose {ref} PORT NAME`"
+        )
+    made = await host.apps.grant(ref, app=app, seconds=LINK_SECONDS)
+    port = host.settings.open_port
+    return {
+        "url": address(port, sandbox.id, app),
+        "link": address(port, sandbox.id, app, made.token),
+    }
+
+
+@contextmanager
+def _page(settings: Settings, link: str) -> Iterator[str]:
+    """A file that leads on to a link: what a browser is started with everybody here can see."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=runtime_folder(settings.environment), suffix=".html", encoding="utf-8"
+    ) as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={html.escape(link)}">\n')
+        file.flush()
+        yield Path(file.name).as_uri()
 
 
 def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -65,9 +65,27 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
         if tool.name in APP_TOOLS:
             result = told_with_addresses(result, host.settings.open_port)
+            result = await _served(host, result)
         return CallToolResult.model_validate(result)
 
     return [_PodTool.make(listed, forward) for listed in _listed(toolset)]
+
+
+async def _served(host: Host, result: dict[str, Any]) -> dict[str, Any]:
+    """A result that tells addresses, once these are served; with the reason where they are not."""
+    facts = result.get("structuredContent") or {}
+    if not facts.get("url") and not facts.get("apps"):
+        return result
+    try:
+        await host.listener()
+    except PodpipeError as error:
+        why = f"no address of an app is served on this machine: {error}"
+        told = {"type": "text", "text": f"[{why}]"}
+        return result | {
+            "content": [*result.get("content", []), told],
+            "structuredContent": facts | {"warning": why},
+        }
+    return result
 
 
 class _PodTool(Tool):

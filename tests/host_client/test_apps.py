@@ -259,9 +259,11 @@ def test_annotations_that_somebody_spoilt_are_nothing(text: str) -> None:
 
 
 async def test_the_tools_tell_addresses_and_the_token_once(
-    host: Host, gateway: int, app: int
+    stub: StubCluster, gateway: int, app: int
 ) -> None:
-    async with Client(build_server(host)) as client:
+    port = free_port()
+    settings = stub.settings(PODPIPE_OPEN_PORT=str(port))
+    async with Host(settings) as host, Client(build_server(host)) as client:
 
         async def call(tool: str, **arguments: Any) -> dict[str, Any]:
             result = await client.call_tool(tool, arguments)
@@ -270,9 +272,9 @@ async def test_the_tools_tell_addresses_and_the_token_once(
             return dict(result.structured_content)
 
         made = await call("create_sandbox", name="work")
-        assert made["url"] == f"http://{made['sandbox_id']}.sandbox.localhost:8790/"
+        assert made["url"] == f"http://{made['sandbox_id']}.sandbox.localhost:{port}/"
         exposed = await call("expose_port", sandbox_id="work", internal_port=app, name="web")
-        url = f"http://web.{made['sandbox_id']}.sandbox.localhost:8790/"
+        url = f"http://web.{made['sandbox_id']}.sandbox.localhost:{port}/"
         assert exposed["url"] == url
         assert "table" not in exposed
         listed = await call("list_apps", sandbox_id="work")

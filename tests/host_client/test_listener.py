@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 import pytest
+from mcp import Client
 
 from host_client import listener as listening
 from host_client.apps import DOMAIN
@@ -26,9 +27,11 @@ from host_client.errors import PortTaken
 from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
 from host_client.listener import WHO, Listener
+from host_client.server import build_server
 from tests.host_client.conftest import Podpipe, StubCluster, runs
 from tests.host_client.test_forward import free_port
 from tests.host_client.test_ssh import PATIENCE, runtime, separation
+from tests.in_pod_server.gateways import web_app
 
 __all__ = ["runtime", "separation"]
 
@@ -332,14 +335,60 @@ async def test_who_listens_is_told_to_the_same_domain_only(
         assert (await address.ask("evil.example", WHO))[0] == 421
 
 
-def test_open_prints_the_address_starts_no_browser_unasked_and_ends_by_ctrl_c(
+async def test_what_a_tool_publishes_is_served_at_the_address_that_it_tells(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way: a model's call, this machine's port, ssh, Caddy in the pod, the app."""
+    monkeypatch.setattr(listening, "GATEWAY_PORT", gate := free_port())
+    stub.faults(gateway={"port": gate})
+    settings = stub.settings(
+        XDG_RUNTIME_DIR=str(runtime.parent), PODPIPE_OPEN_PORT=str(port := free_port())
+    )
+    with anyio.fail_after(60), web_app() as app:
+        async with Host(settings) as host, Client(build_server(host)) as client:
+            made = await client.call_tool("create_sandbox", {"name": "work"})
+            asked = {"sandbox_id": "work", "internal_port": app, "name": "web"}
+            told = await client.call_tool("expose_port", asked)
+            assert made.structured_content
+            assert told.structured_content
+            assert "warning" not in told.structured_content
+            url = urlsplit(told.structured_content["url"])
+            assert url.port == port
+            address = Address(host, port, True, await host.listener())
+            bearer = f"Authorization: Bearer {made.structured_content['token']}\r\n"
+            assert (await address.ask(url.netloc, "/"))[0] == 401
+            assert (await address.ask(url.netloc, "/", head=bearer))[0] == 200
+            other = url.netloc.replace("web.", "other.")
+            assert (await address.ask(other, "/", head=bearer))[0] == 404
+
+
+async def test_a_tool_tells_where_the_address_cannot_be_served(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
+    stub.faults(gateway={"port": free_port()})
+    with socket.create_server(("127.0.0.1", 0)) as taken, anyio.fail_after(60):
+        port = str(taken.getsockname()[1])
+        settings = stub.settings(PODPIPE_OPEN_PORT=port)
+        async with Host(settings) as host, Client(build_server(host)) as client:
+            await client.call_tool("create_sandbox", {"name": "work"})
+            asked = {"sandbox_id": "work", "internal_port": 3000, "name": "web"}
+            told = await client.call_tool("expose_port", asked)
+        assert not told.is_error
+        assert told.structured_content
+        assert "PODPIPE_OPEN_PORT" in told.structured_content["warning"]
+
+
+def test_open_prints_a_link_starts_no_browser_unasked_and_ends_by_ctrl_c(
     podpipe: Podpipe, stub: StubCluster, runtime: Path, tmp_path: Path
 ) -> None:
     port = str(free_port())
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n', encoding="utf-8")
     browser.chmod(0o755)
+    stub.faults(gateway={"port": free_port()})
     podpipe("create", "--name", "work")
+    assert podpipe("expose", "work", "3000", "web").returncode == 0
     for options in (["--no-browser"], ["--json"], []):
         process = podpipe.start(
             "open", "work", "web", *options, PODPIPE_OPEN_PORT=port, BROWSER=str(browser)
@@ -351,25 +400,92 @@ def test_open_prints_the_address_starts_no_browser_unasked_and_ends_by_ctrl_c(
                 said += process.stdout.readline().decode()
             facts = json.loads(said)
             assert (facts["port"], facts["listening"]) == (int(port), True)
-            said = facts["url"]
+            assert facts["link"].startswith(f"{facts['url']}?token=")
+            said = facts["link"]
         assert said.startswith("http://web.work-")
-        assert f".{DOMAIN}:{port}/" in said
-        if not options:
-            deadline = time.monotonic() + PATIENCE
-            while not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text(
-                "utf-8"
-            ):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            assert (tmp_path / "opened").read_text("utf-8").strip() == said.split()[0]
-        else:
+        assert f".{DOMAIN}:{port}/?token=" in said
+        if options:
             assert not (tmp_path / "opened").exists()
+        else:
+            page = opened_page(tmp_path / "opened")
+            assert said.split()[0] in page.read_text("utf-8"), "it is not in the browser's argv"
+            assert page.stat().st_mode & 0o077 == 0
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
         assert process.returncode == EXIT_INTERRUPTED
         assert not runs(process.pid)
+    assert not page.exists()
 
 
-def test_open_refuses_what_is_no_app_or_sandbox(podpipe: Podpipe, runtime: Path) -> None:
-    assert podpipe("open", "work", "No_App").returncode == 2
+def opened_page(told: Path) -> Path:
+    """The file that a browser was started with."""
+    deadline = time.monotonic() + PATIENCE
+    while not told.exists() or not told.read_text("utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return Path(told.read_text("utf-8").strip().removeprefix("file://"))
+
+
+def test_open_of_what_is_not_published_says_what_is(
+    podpipe: Podpipe, stub: StubCluster, runtime: Path
+) -> None:
     assert podpipe("open", "nonesuch").returncode == 3
+    podpipe("create", "--name", "work")
+    ended = podpipe("open", "work", "web")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "publishes no app 'web'; it publishes none. Publish one with `podpipe" in ended.stderr
+
+
+async def test_a_host_serves_the_address_once_it_is_asked_for_and_others_join(
+    stub: StubCluster, runtime: Path
+) -> None:
+    port = free_port()
+    settings = stub.settings(
+        XDG_RUNTIME_DIR=str(runtime.parent), PODPIPE_OPEN_PORT=str(port)
+    )  # fmt: skip
+    with anyio.fail_after(60):
+        async with Host(settings) as one, Host(settings) as other:
+            box = (await one.launcher.create(name="work")).sandbox.id
+            first = await one.listener()
+            assert await one.listener() is first
+            await other.listener()
+            address = Address(one, port, True, first)
+            assert (await address.ask(f"web.{box}.{DOMAIN}"))[0] == 200
+        with pytest.raises(OSError, match="connect"):
+            await anyio.connect_tcp("127.0.0.1", port)
+
+
+async def test_a_port_that_is_taken_ends_nothing_but_the_address(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with anyio.fail_after(60):
+            async with Host(stub.settings(PODPIPE_OPEN_PORT=str(port))) as host:
+                for _ in range(2):
+                    with pytest.raises(PortTaken, match="PODPIPE_OPEN_PORT"):
+                        await host.listener()
+                assert await host.launcher.list_all() == []
+        taken.close()
+
+
+async def test_a_joined_host_goes_on_where_another_program_was_quicker(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listening, "TAKE_OVER_SECONDS", 0.5)
+    port = free_port()
+    settings = stub.settings(PODPIPE_OPEN_PORT=str(port))
+    with anyio.fail_after(60):
+        async with Host(settings) as other:
+            async with Host(settings) as one:
+                await one.listener()
+                joined = await other.listener()
+            with socket.create_server(("127.0.0.1", port)):
+                while other._listener is joined:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+                with pytest.raises(PortTaken):
+                    await other.listener()
+            await other.listener()
+            assert await other.launcher.list_all() == []
