@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,8 +14,6 @@ from host_client.launcher import Launcher
 from host_client.pipes import Pipes
 from host_client.sandbox import Sandbox, current_pod, timestamp
 from in_pod_server import contract as c
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +52,18 @@ class Apps:
         Returns:
             The record as it is now.
         """
-        while True:
+        found = sandbox
+        while version_of(found.apps) < version_of(table):
             try:
-                found, _ = await self._backend.observe(sandbox.id)
+                try:
+                    return await self._backend.update(found, replace(found, apps=table))
+                except Conflict:
+                    found, _ = await self._backend.observe(sandbox.id)
             except SandboxNotFound:
                 return sandbox
             if found.uid != sandbox.uid:
                 return sandbox  # made anew under its name: that one has apps of its own
-            if version_of(found.apps) >= version_of(table):
-                return found
-            try:
-                return await self._backend.update(found, replace(found, apps=table))
-            except Conflict:
-                log.info("sandbox %s was changed by somebody else", sandbox.id)
+        return found
 
     async def grant(
         self, ref: str, *, app: str = "", seconds: float = 0, rotate: bool = False
