@@ -280,7 +280,7 @@ class Arrivals:
         """Put a file in its place; what stands there goes only for what is stored already."""
         *above, name = file.parts
         self._placed += 1
-        replaces = _exists(folder, name)
+        replaces = tuple(above) not in self._tree.made and _exists(folder, name)
         if replaces:
             os.fsync(fd)
         if not _is_own(fd, folder, file.part):

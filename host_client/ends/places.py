@@ -160,6 +160,8 @@ class Tree:
 
     def __init__(self, root: int) -> None:
         self.root = root
+        self.made: set[tuple[str, ...]] = set()
+        """Folders that were not there before."""
         self._way: list[tuple[str, int]] = []
 
     def close(self) -> None:
@@ -202,6 +204,7 @@ class Tree:
         except FileExistsError:
             self.folder(parts)
             return False
+        self.made.add(tuple(parts))
         return True
 
     def remove(self, parts: Sequence[str]) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_LISTED = 1000
 """Refusals and failures that are listed one by one."""
 _LISTING_BYTES = 4096
+_ENTRY = (str, str, int, int, int, str)
+"""What an entry is made of: path, kind, mode, time, size, where a link leads."""
 _MOST = 1 << 62
 """Sizes, and nanoseconds since 1970."""
 
@@ -56,7 +58,6 @@ class Receiver:
         self._rename = ""
         self._seen: set[Parts] = set()
         self._folders: dict[Parts, tuple[int, int]] = {}
-        self._new: set[Parts] = set()
         self._files: list[arrivals.File | None] = []
         self._links: list[tuple[Parts, str, int]] = []
         self._pending: dict[int, arrivals.File] = {}
@@ -139,9 +140,7 @@ class Receiver:
             self.unlisted += 1
 
     def _offer(self, entry: Any) -> None:
-        if type(entry) is not list or [type(value) for value in entry] != [
-            str, str, int, int, int, str,
-        ]:  # fmt: skip
+        if type(entry) is not list or tuple(map(type, entry)) != _ENTRY:
             raise wire.Broken("an entry is none")
         path, kind, mode, mtime, size, link = entry
         if not 0 <= size <= _MOST or not -_MOST <= mtime <= _MOST:
@@ -155,7 +154,10 @@ class Receiver:
         # Files are known by their number at both ends, so one that is refused has one, too.
         if kind == "f":
             self._files.append(None)
-        why = places.bad_path(parts)
+        above = parts[:-1]
+        # What a folder is called was looked at when it was offered.
+        good = above in self._folders and len(parts) <= places.MAX_DEPTH
+        why = places.bad_name(parts[-1]) if good else places.bad_path(parts)
         if not why and parts in self._seen:
             why = "it is there twice"
         if not why and len(self._seen) >= wire.MAX_ENTRIES:
@@ -164,9 +166,9 @@ class Receiver:
             self._refuse(path, why)
             return
         self._seen.add(parts)
-        if len(parts) > 1 and parts[:-1] not in self._folders:
+        if above and above not in self._folders:
             # Its folder was refused, or never offered: one line for the folder is enough.
-            if parts[:-1] not in self._seen:
+            if above not in self._seen:
                 self._refuse(path, "its folder was not offered")
             return
         if kind == "f":
@@ -190,7 +192,6 @@ class Receiver:
     def _make_folder(self, parts: Parts, mode: int, mtime: int) -> None:
         try:
             if self._tree.make(parts):
-                self._new.add(parts)
                 self._arrivals.touched.add(parts[:-1])
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
@@ -208,7 +209,7 @@ class Receiver:
         for number, file in enumerate(self._files):
             if file is None:
                 continue
-            if file.parts[:-1] not in self._new:
+            if file.parts[:-1] not in self._tree.made:
                 try:
                     self._arrivals.look(file, self._channel)
                 except OSError as error:
