@@ -55,11 +55,11 @@ def test_a_line_over_the_limit_keeps_its_ends_only_and_the_next_is_whole() -> No
 def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
     def seconds(size: int) -> float:
         buffer = LineBuffer(1 << 30)
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(size // 64):
             buffer.feed(b"x" * 64)
         assert len(buffer.feed(b"\n")) == 1
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     small, large = min(seconds(1 << 19) for _ in range(3)), min(seconds(1 << 22) for _ in range(3))
     assert large < small * 8 * 4, "quadratic would be 64 times"
