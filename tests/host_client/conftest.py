@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -20,6 +22,23 @@ from tests import canaries
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB_KUBECTL = Path(__file__).resolve().parent.parent / "stubs" / "kubectl"
+
+
+@functools.cache
+def nursery() -> str:
+    """The socket of a process that starts the daemons of all stub pods; it ends with this one."""
+    path = f"/tmp/stub-nursery-{os.getpid()}.sock"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.stubs.nursery", path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    atexit.register(process.communicate)
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+    return path
 
 
 class StubCluster:
@@ -46,6 +65,7 @@ class StubCluster:
             encoding="utf-8",
         )
         kubectl.chmod(0o755)
+        (folder / "nursery").symlink_to(nursery())
         self.add({"kind": "Namespace", "metadata": {"name": "sandbox-system"}})
 
     def write_kubeconfig(self, server: str, context: str = "stub") -> None:
