@@ -10,7 +10,8 @@ from typing import Final
 RETRY_SECONDS: Final = 2
 
 STYLE: Final = """\
-:root{color-scheme:light dark;--line:#8884;--dim:#888;--good:#2a8f4f;--bad:#c4572f}
+:root{color-scheme:light dark;--line:#8884;--dim:#616161;--good:#1b7a3d;--bad:#b03a10}
+@media(prefers-color-scheme:dark){:root{--dim:#a8a8a8;--good:#62c98b;--bad:#f19066}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:46rem;padding:1.5rem 1rem}
 h1{font-size:1.25rem;margin:0 0 .25rem;overflow-wrap:anywhere}

@@ -25,6 +25,7 @@ from tests.bench import (
     row_create,
     row_end,
     row_files,
+    row_gateway,
     row_run,
     row_scale,
     row_session,
@@ -41,6 +42,7 @@ ROWS: tuple[Row[Lab], ...] = (
     *row_end.ROWS,
     *row_scale.ROWS,
     *row_files.ROWS,
+    *row_gateway.ROWS,
     *row_transfer.ROWS,
 )
 EXIT_INTERRUPTED = 130

@@ -22,6 +22,7 @@ BOUND = 60
 OF_THE_ADDRESS = {
     "test_a_host_that_is_no_app_of_the_sandbox_is_not_found",
     "test_case_port_and_domain_of_a_host_say_nothing",
+    "test_a_target_that_names_another_host_goes_by_that_host_alone",
 }
 """The local address chooses the sandbox by the host, and has words of its own for those it does not."""
 

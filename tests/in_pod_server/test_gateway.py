@@ -56,6 +56,8 @@ def unseen(place: Place, seen: object) -> None:
         {"X-Podpipe-Ask": "down"},
         {"X-Forwarded-Uri": "/docs"},
         {"X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/docs"},
+        {"Connection": "close, X-Forwarded-Uri, X-Forwarded-Method, X-Podpipe-Ask, Host"},
+        {"Connection": "X-Podpipe-Upgrade, X-Forwarded-Uri", "X-Forwarded-Uri": "/docs"},
     ],
 )
 def test_what_is_no_token_of_the_sandbox_is_refused(place: Place, headers: dict[str, str]) -> None:
@@ -315,6 +317,13 @@ def test_websockets_of_others_do_not_open(
         place.websocket(target, headers, origin=origin),
     ):
         pass
+
+
+def test_a_target_that_names_another_host_goes_by_that_host_alone(place: Place) -> None:
+    target = f"http://{place.host('down')}/x"
+    assert place.ask("GET", target, place.bearer, app="web").status == 503
+    assert place.ask("GET", target, app="web").status == 401
+    assert place.ask("CONNECT", place.host()).status == 401
 
 
 def test_large_frames_come_back_whole(place: Place) -> None:

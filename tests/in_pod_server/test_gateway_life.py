@@ -323,6 +323,19 @@ def test_the_kubelets_file_is_taken_up_too(place: Local, app: int) -> None:
     assert place.ask("GET", "/", place.bearer).status == 401
 
 
+def test_the_page_shows_what_runs_with_its_last_lines_as_text(place: Local) -> None:
+    command = "printf 'first\\n%s\\n' '<b>last</b>' >&2; sleep 60"
+    began = place.call("start_background", command=command)
+    eventually(
+        lambda: b"&lt;b&gt;last&lt;/b&gt;" in place.ask("GET", "/live", place.bearer, app="").body
+    )
+    page = place.ask("GET", "/live", place.bearer, app="").body
+    assert b"<b>last" not in page
+    assert b"sleep 60</code>" in page
+    place.call("stop_process", process_id=began["process_id"])
+    assert b"None." in place.ask("GET", "/live", place.bearer, app="").body
+
+
 def test_no_token_is_written_anywhere(place: Local, app: int) -> None:
     place.call("expose_port", internal_port=app, name="web")
     place.ask("GET", f"/?token={place.token}")
