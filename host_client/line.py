@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import IO, Any
 
 from host_client.ends import wire
 from host_client.errors import STDERR_TAIL
+from in_pod_server.contract import RUN_DIR
 
 END_SECONDS = 5.0
 """kubectl ends by itself once the pod's end has; a frozen one is killed."""
@@ -38,17 +40,37 @@ exec(take(int(take(8))))""",
 )
 """Reads the program and not a byte more: the next one belongs to a frame."""
 _LOADER = """\
-import sys
-for name, text in {modules!r}:
+import marshal, os, sys
+modules = {modules!r}
+kept = {kept!r} + sys.implementation.cache_tag
+try:
+    with open(kept, "rb") as file:
+        codes = list(marshal.load(file))
+    codes[len(modules) - 1]
+except (OSError, EOFError, ValueError, TypeError, IndexError):
+    codes = [compile(text, name, "exec") for name, text in modules]
+    fresh = kept + "." + str(os.getpid())
+    try:
+        with open(fresh, "xb") as file:
+            marshal.dump(codes, file)
+        os.rename(fresh, kept)
+    except OSError:
+        try:
+            os.unlink(fresh)
+        except OSError:
+            pass
+for (name, _), code in zip(modules, codes):
     module = type(sys)(name)
     module.__path__ = []
     sys.modules[name] = module
     above, _, last = name.rpartition(".")
     if above:
         setattr(sys.modules[above], last, module)
-    exec(compile(text, name, "exec"), module.__dict__)
+    exec(code, module.__dict__)
 sys.modules[{root!r} + ".pod"].main()
 """
+"""Compiled once for a pod: it takes as long as a hundred small files. Who could change what is kept
+runs as the same user, and could change the files too."""
 
 
 class Line:
@@ -166,7 +188,9 @@ def _program(role: str) -> bytes:
         )
         for name in _MODULES[role]
     ]
-    text = _LOADER.format(modules=modules, root=_ROOT).encode()
+    summed = hashlib.sha256(repr(modules).encode()).hexdigest()[:16]
+    kept = f"{RUN_DIR}/transfer-{role}-{summed}."
+    text = _LOADER.format(modules=modules, kept=kept, root=_ROOT).encode()
     return b"%8d" % len(text) + text
 
 

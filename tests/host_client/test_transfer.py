@@ -306,6 +306,37 @@ async def test_another_program_in_the_pods_place_writes_nothing(
     assert not (tmp_path / "target").exists()
 
 
+async def test_the_pods_end_is_compiled_once_and_anew_where_what_was_kept_is_spoilt(
+    stub: StubCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setattr("host_client.line.RUN_DIR", str(kept))
+    source = tmp_path / "source"
+    source.write_text("text", encoding="utf-8")
+    states: list[dict[str, tuple[int, int]]] = []
+
+    async def put() -> None:
+        done = await host.transfers.put("work", [str(source)], f"copy{len(states)}")
+        assert (done.files, done.tries) == (1, 1)
+        found = kept.iterdir() if kept.exists() else ()
+        states.append({each.name: each.stat()[1::5] for each in found})  # inode and size
+
+    async with Host(stub.settings()) as host:
+        await host.launcher.create(name="work")
+        await put()  # there is no such folder
+        kept.mkdir()
+        await put()
+        await put()
+        (name,) = states[1]
+        for spoilt in (b"", b"\xff" * 40, b"i\x01\x00\x00\x00"):
+            (kept / name).write_bytes(spoilt)
+            await put()
+    assert states[0] == {}
+    assert states[1] == states[2]
+    assert name.startswith("transfer-receive-")
+    assert [(set(each), each[name][1]) for each in states[3:]] == [({name}, states[1][name][1])] * 3
+
+
 def running(argv_part: str, root: Path) -> list[int]:
     """Processes of ours that were started with this, somewhere below this folder."""
     found = []
