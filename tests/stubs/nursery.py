@@ -14,6 +14,7 @@ import os
 import selectors
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def serve(path: str) -> dict[str, Any] | None:
         print("ready", flush=True)
         while not any(key.fd == 0 for key, _ in ready.select()):
             with listener.accept()[0] as asked, asked.makefile("rb") as lines:
-                request: dict[str, Any] = json.loads(lines.readline())
-                if forked_twice(asked):
+                line = lines.readline()  # nothing, of a kubectl that was killed meanwhile
+                if line.endswith(b"\n") and forked_twice(asked):
+                    request: dict[str, Any] = json.loads(line)
                     return request
     return None
 
@@ -44,7 +46,8 @@ def forked_twice(asked: socket.socket) -> bool:
         os.waitpid(between, 0)
         return False
     if daemon := os.fork():
-        asked.sendall(b"%d" % daemon)
+        with suppress(OSError):  # likewise
+            asked.sendall(b"%d" % daemon)
         os._exit(0)
     return True
 
