@@ -13,10 +13,13 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 go = threading.Event()
+counting = threading.Lock()
+counts: Counter[str] = Counter()
 
 
 class App(BaseHTTPRequestHandler):
@@ -40,6 +43,8 @@ class App(BaseHTTPRequestHandler):
 
     def tell(self) -> None:
         size, digest = self.read_body()
+        with counting:
+            counts[self.command] += 1
         body = json.dumps(
             {
                 "method": self.command,
@@ -47,6 +52,7 @@ class App(BaseHTTPRequestHandler):
                 "headers": {name.lower(): value for name, value in self.headers.items()},
                 "size": size,
                 "sha256": digest,
+                "counts": counts,
             }
         ).encode()
         self.send_response(200)
