@@ -50,6 +50,10 @@ REQUEST_TIMEOUT_SECONDS = 8
 SAID_CHARS = 500
 """How much of a plugin's words a message repeats."""
 
+SPDY = {"KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
+"""The carrier that kubectl is asked for where much is carried. The API server passes SPDY on to the node
+as it comes, while it unpacks WebSockets and packs them again, at four times the work. Whoever has set it
+has the last word, and not every proxy on the way lets it through."""
 UNCHECKED = "--validate=ignore"
 """Spares kubectl the download of every schema (35 ms a call); a test has the server check ours."""
 

@@ -12,7 +12,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,9 @@ from host_client.errors import (
     SandboxSuspended,
     StillStarting,
 )
-from host_client.loopback import bound
-from host_client.tunnel import LOST, Tunnel, splice
+from host_client.loopback import listening
+from host_client.splice import End
+from host_client.tunnel import Tunnel
 from in_pod_server.contract import GATEWAY_PORT
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ WHO = "/.well-known/podpipe"
 HEAD_BYTES = 32 * 1024
 HEAD_SECONDS = 10.0
 """A browser opens connections ahead of what it will ask; it opens them anew."""
-LINGER_SECONDS = 1.0
 LOOKUPS = 4
 """Sandboxes that are looked for at once: any page may name hosts that do not exist."""
 TAKE_OVER_SECONDS = 1.0
@@ -97,11 +96,11 @@ class Listener:
         told = False
         while True:
             try:
-                async with bound(self._port) as listener:
+                async with listening(self._port, self._handle, self._tasks):
                     if not told:
                         task_status.started(True)
                     log.info("listening on port %d", self._port)
-                    await listener.serve(self._handle)
+                    await anyio.sleep_forever()
             except PortTaken as taken:
                 if not await self._ours():
                     raise PortTaken(
@@ -130,42 +129,37 @@ class Listener:
                         said += await stream.receive()
             except anyio.EndOfStream:
                 return said.endswith(self._owner().encode("ascii"))
-            except LOST:
+            except (OSError, anyio.BrokenResourceError):
                 return True  # It has just gone; the next try shows.
         return False
 
-    async def _handle(self, client: anyio.abc.SocketStream) -> None:
-        async with client:
-            try:
-                await self._lead(client)
-            except _Refused as refused:
-                await _tell(client, refused.status, str(refused))
-            except PodpipeError as error:
-                log.info("%s", error)
-                await _tell(client, _STATUS.get(type(error), HTTPStatus.BAD_GATEWAY), str(error))
-            except LOST as error:
-                log.info("a connection was lost: %s", error)
+    async def _handle(self, client: End) -> None:
+        try:
+            await self._lead(client)
+        except _Refused as refused:
+            await client.tell(_answer(refused.status, str(refused)))
+        except PodpipeError as error:
+            log.info("%s", error)
+            status = _STATUS.get(type(error), HTTPStatus.BAD_GATEWAY)
+            await client.tell(_answer(status, str(error)))
+        except OSError as error:
+            log.info("a connection was lost: %s", error)
 
-    async def _lead(self, client: anyio.abc.SocketStream) -> None:
+    async def _lead(self, client: End) -> None:
         """Pass a connection on to the sandbox that its first request names."""
-        head = b""
+        head, request = b"", None
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
-        with anyio.move_on_after(HEAD_SECONDS) as patience:
-            while True:
-                try:
-                    chunk = await client.receive()
-                except anyio.EndOfStream:
+        with anyio.move_on_after(HEAD_SECONDS):
+            while request is None:
+                if not (chunk := await client.receive()):
                     return
                 head += chunk
                 request = _request(parser, chunk)
-                if request:
-                    break
-        if patience.cancelled_caught:
+        if request is None:
             return
-        assert request
         name = _host_of(request)
         if name == DOMAIN and request.target == WHO.encode("ascii"):
-            await _tell(client, HTTPStatus.OK, self._owner())
+            await client.tell(_answer(HTTPStatus.OK, self._owner()))
             return
         tunnel = await self._tunnel(name)
         unavailable = _answer(
@@ -173,9 +167,7 @@ class Listener:
             f"nothing answers for {name} in its sandbox (yet): expose a port there first",
         )
         async with tunnel.connected(GATEWAY_PORT) as there:
-            with suppress(*LOST):  # what it says, or does not, is passed on below
-                await there.send(head)
-            await splice(client, there, silent=unavailable)
+            await client.join(there, head, silent=unavailable)
 
     async def _tunnel(self, name: str) -> Tunnel:
         """The way to the sandbox of a host.
@@ -222,18 +214,6 @@ def _host_of(request: h11.Request) -> str:
     if len(named) != 1:
         raise _Refused(HTTPStatus.BAD_REQUEST, "a request has to name one Host")
     return re.sub(r":\d{1,5}\Z", "", named[0]).lower()
-
-
-async def _tell(client: anyio.abc.SocketStream, status: HTTPStatus, text: str) -> None:
-    """Answer and close, so that the answer is read whatever else was still being sent."""
-    try:
-        await client.send(_answer(status, text))
-        await client.send_eof()
-        with anyio.move_on_after(LINGER_SECONDS):
-            while True:
-                await client.receive()
-    except (anyio.EndOfStream, *LOST):
-        pass
 
 
 def _answer(status: HTTPStatus, text: str) -> bytes:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
-from anyio.streams.stapled import MultiListener
 
 from host_client.errors import PodpipeError, PortTaken
+from host_client.splice import End
 
 ADDRESSES = ("127.0.0.1", "::1")
 """A name such as localhost may mean either, so both are to be ours."""
@@ -19,18 +20,39 @@ _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @asynccontextmanager
-async def bound(port: int) -> AsyncIterator[anyio.abc.Listener[anyio.abc.SocketStream]]:
+async def listening(
+    port: int, handle: Callable[[End], Awaitable[None]], tasks: anyio.abc.TaskGroup
+) -> AsyncIterator[None]:
     """Listen on a port of the loopback, by IPv4 and, where the machine has it, IPv6.
+
+    Args:
+        port: which.
+        handle: what is done with each connection, which is closed after it.
+        tasks: where that runs.
 
     Raises:
         PortTaken: another listens there, on either.
         PodpipeError: it may not be had.
     """
-    listeners: list[anyio.abc.Listener[anyio.abc.SocketStream]] = []
+
+    async def handled(client: End) -> None:
+        try:
+            await handle(client)
+        finally:
+            client.close()
+
+    class Client(End):
+        """One that has come."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            tasks.start_soon(handled, self)
+
+    servers: list[asyncio.Server] = []
     try:
         try:
             for address in ADDRESSES:
-                listeners += await _bound_to(address, port)
+                servers += await _bound(address, port, Client)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(
@@ -39,18 +61,16 @@ async def bound(port: int) -> AsyncIterator[anyio.abc.Listener[anyio.abc.SocketS
             raise PodpipeError(
                 f"port {port} of this machine cannot be listened on: {error.strerror}"
             ) from error
-        yield MultiListener(listeners)
+        yield
     finally:
-        with anyio.CancelScope(shield=True):
-            for listener in listeners:
-                await listener.aclose()
+        for server in servers:
+            server.close()
 
 
-async def _bound_to(address: str, port: int) -> list[anyio.abc.Listener[anyio.abc.SocketStream]]:
+async def _bound(address: str, port: int, client: Callable[[], End]) -> list[asyncio.Server]:
     try:
-        made = await anyio.create_tcp_listener(local_host=address, local_port=port)
+        return [await asyncio.get_running_loop().create_server(client, address, port)]
     except OSError as error:
         if address != ADDRESSES[0] and error.errno in _NO_SUCH_ADDRESS:
             return []
         raise
-    return list(made.listeners)

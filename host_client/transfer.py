@@ -24,7 +24,7 @@ from host_client import audit
 from host_client.ends import receiver, sender, wire
 from host_client.ends.target import Target
 from host_client.errors import StillStarting, TransferFailed, UsageError, root_cause
-from host_client.kubectl import Kubectl
+from host_client.kubectl import SPDY, Kubectl
 from host_client.line import END_SECONDS, POD_ARGV, Line
 from host_client.outcome import Meter, Outcome, files_text, kept_text, shown
 from host_client.paths import existing, existing_folder, in_home, name_of, resolved
@@ -36,9 +36,6 @@ TRIES = 5
 """Channels that one transfer may lose before it is given up."""
 RETRY_SECONDS = 0.5
 """Before the second try; twice as long before each further one."""
-SPDY = {"KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
-"""The carrier that kubectl is asked for. The API server passes SPDY on to the node as it comes, while
-it unpacks WebSockets and packs them again, at four times the work. Whoever has set it has the last word."""
 KEEP_SECONDS = 600.0
 """How long the outcome of a transfer that a tool began waits for the call that asks for it."""
 

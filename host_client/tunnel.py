@@ -8,20 +8,23 @@ opens another, and resumes the sandbox if need be; while there are none nothing 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
-from anyio.abc import ByteStream, Process
+from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from host_client import ssh
 from host_client.errors import STDERR_TAIL, PrerequisiteError, SessionLost
+from host_client.kubectl import SPDY
+from host_client.splice import End
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -48,8 +51,6 @@ OPTIONS = {
     "StreamLocalBindMask": "0177",
     "StreamLocalBindUnlink": "yes",
 }
-LOST = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""What a stream raises whose other end is gone."""
 _FORWARDING = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
 
 
@@ -72,12 +73,13 @@ class Tunnel:
         self._tasks = tasks
         self._opening = anyio.Lock()
         self._carrier: Carrier | None = None
+        self._asked = SPDY
 
     @asynccontextmanager
-    async def connected(self, port: int) -> AsyncIterator[ByteStream]:
+    async def connected(self, port: int) -> AsyncIterator[End]:
         """A connection to a port, for as long as the context lasts.
 
-        A port on which nothing listens looks like one that says nothing and closes.
+        One to a port on which nothing listens ends, or is lost, without a word.
 
         Raises:
             SessionLost: no carrier got through.
@@ -86,17 +88,17 @@ class Tunnel:
         """
         carrier = await self.opened()
         try:
-            stream = await carrier.connect(port)
+            end = await carrier.connect(port)
         except OSError:
             # It has just ended, and nobody has noticed yet.
             carrier.ended = True
             carrier = await self.opened()
-            stream = await carrier.connect(port)
+            end = await carrier.connect(port)
         carrier.users += 1
         try:
-            async with stream:
-                yield stream
+            yield end
         finally:
+            end.close()
             carrier.users -= 1
             carrier.used = anyio.current_time()
 
@@ -104,10 +106,22 @@ class Tunnel:
         """The carrier of now, so that what is wrong can be told early. Raises as `connected`."""
         async with self._opening:
             if self._carrier is None or self._carrier.ended:
-                opened = by_ssh if has_ssh(self._host) else by_port_forward
-                self._carrier = await opened(self._host, self._ref, self._ports)
+                self._carrier = await self._open()
                 self._tasks.start_soon(self._carrier.live)
             return self._carrier
+
+    async def _open(self) -> Carrier:
+        if not has_ssh(self._host):
+            return await by_port_forward(self._host, self._ref, self._ports)
+        try:
+            return await by_ssh(self._host, self._ref, self._ports, self._asked)
+        except SessionLost as lost:
+            if not self._asked:
+                raise
+            log.info("trying again by WebSockets: %s", lost)
+            carrier = await by_ssh(self._host, self._ref, self._ports, {})
+            self._asked = {}
+            return carrier
 
 
 def has_ssh(host: Host) -> bool:
@@ -129,7 +143,7 @@ class Carrier:
     def __init__(
         self,
         process: Process,
-        connect: Callable[[int], Awaitable[ByteStream]],
+        connect: Callable[[int], Awaitable[End]],
         files: contextlib.ExitStack,
     ) -> None:
         self._process = process
@@ -166,8 +180,19 @@ class Carrier:
                 scope.cancel()
 
 
-async def by_ssh(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
-    """A carrier that is an ssh. Arguments and errors as of `Tunnel`."""
+async def by_ssh(host: Host, ref: str, ports: Sequence[int], asked: Mapping[str, str]) -> Carrier:
+    """A carrier that is an ssh.
+
+    Args:
+        host: as of `Tunnel`.
+        ref: likewise.
+        ports: likewise.
+        asked: of the kubectl below it, unless its environment says otherwise.
+
+    Raises:
+        SessionLost: it did not get through.
+        PodpipeError: as `Tunnel.connected`.
+    """
     async with AsyncExitStack() as stack:
         files = contextlib.ExitStack()
         stack.callback(files.close)
@@ -183,11 +208,16 @@ async def by_ssh(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
         argv += [*keys.configure(host.kubectl, admission, **OPTIONS), "-T"]
         for port, path in sockets.items():
             argv += ["-L", f"{path}:127.0.0.1:{port}"]
-        process = await _started(stack, host, [*argv, ssh.HOST, HOLD])
+        process = await _started(stack, host, [*argv, ssh.HOST, HOLD], asked)
         async with _through(process, ref) as said:
             await said.receive_until(b"\n", MAX_LINE_BYTES)
         stack.pop_all()
-    return Carrier(process, lambda port: anyio.connect_unix(sockets[port]), files)
+
+    async def connect(port: int) -> End:
+        _, end = await asyncio.get_running_loop().create_unix_connection(End, sockets[port])
+        return end
+
+    return Carrier(process, connect, files)
 
 
 async def by_port_forward(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
@@ -197,25 +227,28 @@ async def by_port_forward(host: Host, ref: str, ports: Sequence[int]) -> Carrier
     async with AsyncExitStack() as stack:
         words = [f":{port}" for port in ports]
         argv = host.kubectl.argv("port-forward", f"pod/{session.pod.name}", *words)
-        process = await _started(stack, host, [*argv, "--address=127.0.0.1"])
+        process = await _started(stack, host, [*argv, "--address=127.0.0.1"], {})
         async with _through(process, ref) as said:
             while len(here) < len(ports):
                 line = await said.receive_until(b"\n", MAX_LINE_BYTES)
                 if found := _FORWARDING.match(line):
                     here[int(found[2])] = int(found[1])
         stack.pop_all()
-    return Carrier(
-        process,
-        lambda port: anyio.connect_tcp("127.0.0.1", here[port]),
-        contextlib.ExitStack(),
-    )
+
+    async def connect(port: int) -> End:
+        loop = asyncio.get_running_loop()
+        _, end = await loop.create_connection(End, "127.0.0.1", here[port])
+        return end
+
+    return Carrier(process, connect, contextlib.ExitStack())
 
 
-async def _started(stack: AsyncExitStack, host: Host, argv: Sequence[str]) -> Process:
+async def _started(
+    stack: AsyncExitStack, host: Host, argv: Sequence[str], asked: Mapping[str, str]
+) -> Process:
     """A process that goes with the stack, and gets no ctrl-C of a terminal: that is for us."""
-    process = await anyio.open_process(
-        argv, env=host.kubectl.environment, start_new_session=True
-    )  # fmt: skip
+    environment = {**asked, **host.kubectl.environment}
+    process = await anyio.open_process(argv, env=environment, start_new_session=True)
     stack.push_async_callback(_end, process)
     return process
 
@@ -253,50 +286,3 @@ async def _end(process: Process) -> None:
         await process.wait()
     with anyio.CancelScope(shield=True):
         await process.aclose()
-
-
-async def splice(one: ByteStream, other: ByteStream, *, silent: bytes = b"") -> None:
-    """Pass on what either says to the other until both have ended, or one is lost.
-
-    Args:
-        one: who came.
-        other: where it leads.
-        silent: what `one` is told where `other` ends without a word.
-    """
-
-    async def outward() -> None:
-        while True:
-            try:
-                chunk = await one.receive()
-            except anyio.EndOfStream:
-                chunk = b""
-            except LOST:
-                tasks.cancel_scope.cancel()
-                return
-            # Where the other takes no more, what it says is still to be heard.
-            with contextlib.suppress(*LOST):
-                if chunk:
-                    await other.send(chunk)
-                    continue
-                await other.send_eof()
-            return
-
-    async def back() -> None:
-        instead = silent
-        try:
-            try:
-                async for chunk in other:
-                    instead = b""
-                    await one.send(chunk)
-            except LOST:
-                if not instead:
-                    raise
-            if instead:
-                await one.send(instead)
-            await one.send_eof()
-        except LOST:
-            tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outward)
-        tasks.start_soon(back)

@@ -15,8 +15,9 @@ from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, PodpipeError, UsageError
 from host_client.host import Host
-from host_client.loopback import bound
-from host_client.tunnel import Tunnel, has_ssh, splice
+from host_client.loopback import listening
+from host_client.splice import End
+from host_client.tunnel import Tunnel, has_ssh
 
 WITHOUT_SSH = "there is no ssh here, so kubectl port-forward carries the connections"
 
@@ -56,26 +57,30 @@ async def _carry(host: Host, arguments: argparse.Namespace, pairs: list[tuple[in
         tunnel = Tunnel(host, arguments.sandbox, [there for _, there in pairs], tasks)
         await tunnel.opened()
         for here, there in pairs:
-            await tasks.start(_serve, here, tunnel, there)
+            await tasks.start(_serve, here, tunnel, there, tasks)
         _say(arguments, pairs)
 
 
 async def _serve(
-    here: int, tunnel: Tunnel, there: int, *, task_status: anyio.abc.TaskStatus[None]
+    here: int,
+    tunnel: Tunnel,
+    there: int,
+    tasks: anyio.abc.TaskGroup,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
 ) -> None:
-    async def handle(client: anyio.abc.SocketStream) -> None:
-        async with client:
-            try:
-                async with tunnel.connected(there) as server:
-                    await splice(client, server)
-            except PodpipeError as error:
-                print(f"podpipe: {error}", file=sys.stderr)
-            except OSError as error:
-                print(f"podpipe: a connection was lost: {error}", file=sys.stderr)
+    async def handle(client: End) -> None:
+        try:
+            async with tunnel.connected(there) as server:
+                await client.join(server)
+        except PodpipeError as error:
+            print(f"podpipe: {error}", file=sys.stderr)
+        except OSError as error:
+            print(f"podpipe: a connection was lost: {error}", file=sys.stderr)
 
-    async with bound(here) as listener:
+    async with listening(here, handle, tasks):
         task_status.started()
-        await listener.serve(handle)
+        await anyio.sleep_forever()
 
 
 def _say(arguments: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:

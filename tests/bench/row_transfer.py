@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from host_client.transfer import SPDY
+from host_client.kubectl import SPDY
 from in_pod_server.contract import CONTAINER, HOME
 from tests.bench.harness import Row, Sample, Sides
 from tests.bench.lab import Lab
