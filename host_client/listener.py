@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import re
+import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from host_client.errors import (
     SandboxNotFound,
     SandboxSuspended,
     StillStarting,
+    root_cause,
 )
 from host_client.loopback import listening
 from host_client.splice import End
@@ -91,7 +93,7 @@ class Listener:
 
         Raises:
             PortTaken: by what is no listener of this user's.
-            PodpipeError: as `loopback.bound`.
+            PodpipeError: as `loopback.listening`.
         """
         told = False
         while True:
@@ -136,14 +138,22 @@ class Listener:
     async def _handle(self, client: End) -> None:
         try:
             await self._lead(client)
-        except _Refused as refused:
-            await client.tell(_answer(refused.status, str(refused)))
-        except PodpipeError as error:
-            log.info("%s", error)
-            status = _STATUS.get(type(error), HTTPStatus.BAD_GATEWAY)
-            await client.tell(_answer(status, str(error)))
-        except OSError as error:
-            log.info("a connection was lost: %s", error)
+        except Exception as caught:  # whatever it is, it is this one connection's
+            error = root_cause(caught)
+            if isinstance(error, OSError):
+                log.info("a connection was lost: %s", error)
+                return
+            if isinstance(error, _Refused):
+                status, why = error.status, str(error)
+            elif isinstance(error, PodpipeError):
+                log.info("%s", error)
+                status, why = _STATUS.get(type(error), HTTPStatus.BAD_GATEWAY), str(error)
+            else:
+                # Where, but not what it says: that may repeat what the request carried.
+                where = "".join(traceback.format_tb(error.__traceback__))
+                log.error("unexpected %s\n%s", type(error).__name__, where)  # noqa: TRY400
+                status, why = HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of podpipe"
+            await client.tell(_answer(status, why))
 
     async def _lead(self, client: End) -> None:
         """Pass a connection on to the sandbox that its first request names."""

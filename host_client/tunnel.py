@@ -86,15 +86,18 @@ class Tunnel:
             PrerequisiteError: there is no folder for its sockets.
             PodpipeError: as `Sessions.call`.
         """
-        carrier = await self.opened()
-        try:
-            end = await carrier.connect(port)
-        except OSError:
-            # It has just ended, and nobody has noticed yet.
-            carrier.ended = True
+        for again in (True, False):
             carrier = await self.opened()
-            end = await carrier.connect(port)
-        carrier.users += 1
+            carrier.users += 1
+            try:
+                end = await carrier.connect(port)
+                break
+            except OSError:
+                # It has just ended, and nobody has noticed yet.
+                carrier.users -= 1
+                carrier.ended = True
+                if not again:
+                    raise
         try:
             yield end
         finally:
@@ -275,8 +278,9 @@ async def _through(process: Process, ref: str) -> AsyncIterator[BufferedByteRece
 
 async def _drain(said: anyio.abc.ByteReceiveStream | None) -> None:
     assert said
-    async for chunk in said:
-        log.info("carrier: %s", chunk.decode("utf-8", "replace").strip())
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for chunk in said:
+            log.info("carrier: %s", chunk.decode("utf-8", "replace").strip())
 
 
 async def _end(process: Process) -> None:

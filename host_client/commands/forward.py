@@ -13,7 +13,7 @@ import anyio.abc
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, PodpipeError, UsageError
+from host_client.errors import EXIT_DONE, UsageError, root_cause
 from host_client.host import Host
 from host_client.loopback import listening
 from host_client.splice import End
@@ -73,10 +73,8 @@ async def _serve(
         try:
             async with tunnel.connected(there) as server:
                 await client.join(server)
-        except PodpipeError as error:
-            print(f"podpipe: {error}", file=sys.stderr)
-        except OSError as error:
-            print(f"podpipe: a connection was lost: {error}", file=sys.stderr)
+        except Exception as caught:  # whatever it is, it is this one connection's
+            print(f"podpipe: a connection was lost: {root_cause(caught)}", file=sys.stderr)
 
     async with listening(here, handle, tasks):
         task_status.started()

@@ -23,7 +23,7 @@ from mcp import Client
 
 from host_client import listener as listening
 from host_client.apps import DOMAIN
-from host_client.errors import PortTaken
+from host_client.errors import PortTaken, SandboxExpired, SessionLost
 from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
 from host_client.listener import WHO, Listener
@@ -324,6 +324,37 @@ async def listening_alone(host: Host, port: int) -> None:
             tasks.cancel_scope.cancel()
     except* PortTaken as group:
         raise group.exceptions[0] from None
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "said"),
+    [
+        (ExceptionGroup("", [SandboxExpired("it is over")]), 410, b"it is over"),
+        (SessionLost("ssh did not get through", sent=False), 502, b"ssh did not get through"),
+        (RuntimeError("a secret of the request"), 500, b"internal error of podpipe"),
+    ],
+    ids=["expired", "lost", "unforeseen"],
+)
+async def test_whatever_fails_for_one_connection_is_told_and_ends_no_other(
+    stub: StubCluster,
+    runtime: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    status: int,
+    said: bytes,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise failure
+
+    async with listened(stub, runtime) as address:
+        host = f"web.{await made(address, 'work')}.{DOMAIN}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Listener, "_tunnel", fail)
+            answer = await address.ask(host)
+            assert answer[0] == status
+            assert said in answer[1]
+            assert b"secret" not in answer[1]
+        assert (await address.ask(host))[0] == 200
 
 
 async def test_who_listens_is_told_to_the_same_domain_only(
