@@ -99,7 +99,7 @@ async def _call(
 
 async def access(settings: Settings, arguments: argparse.Namespace) -> int:
     """Make a token, and show it this once."""
-    seconds = _seconds(arguments.lifetime) if arguments.lifetime else 0
+    seconds = seconds_of(arguments.lifetime) if arguments.lifetime else 0
     async with opened(settings, arguments) as host:
         with watched() as progress:
             progress("telling the sandbox")
@@ -123,7 +123,8 @@ async def access(settings: Settings, arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _seconds(text: str) -> int:
+def seconds_of(text: str) -> int:
+    """The seconds of a time such as 30m. Raises `UsageError` if it is none, or too long."""
     match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= MAX_TTL_LIMIT * 60:

@@ -16,11 +16,12 @@ import anyio
 import anyio.to_thread
 
 from host_client.apps import DOMAIN, address, apps_of
+from host_client.commands.apps import seconds_of
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, PodpipeError
+from host_client.errors import EXIT_DONE, PodpipeError, UsageError
 from host_client.listener import Listener
 from host_client.ssh import runtime_folder
 from host_client.tunnel import has_ssh
@@ -28,18 +29,23 @@ from host_client.tunnel import has_ssh
 if TYPE_CHECKING:
     from host_client.host import Host
 
-LINK_SECONDS = 8 * 3600
-"""Of the token in a link; who opens it keeps a cookie of the same age."""
+LINK_LIFETIME = "8h"
 
 
 async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Serve the local address of all the user's sandboxes, until interrupted."""
+    """Serve the local address of all the user's sandboxes, until interrupted; or only make a link."""
+    if arguments.share and not arguments.app:
+        raise UsageError("--share needs the app that the link is to open, and no other")
+    seconds = seconds_of(arguments.lifetime)
     async with opened(settings, arguments) as host:
         facts: dict[str, Any] = {"port": settings.open_port}
         if arguments.sandbox:
             with watched() as progress:
                 await patiently(host, arguments.sandbox, progress)
-                facts |= await _linked(host, arguments.sandbox, arguments.app)
+                facts |= await _linked(host, arguments.sandbox, arguments.app, seconds)
+        if arguments.share:
+            show(arguments, f"{facts['link']}  opens it for {arguments.lifetime}", facts)
+            return EXIT_DONE
         if not has_ssh(host):
             warn([WITHOUT_SSH])
         async with anyio.create_task_group() as tasks:
@@ -56,7 +62,7 @@ async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _linked(host: Host, ref: str, app: str) -> dict[str, str]:
+async def _linked(host: Host, ref: str, app: str, seconds: int) -> dict[str, str]:
     """Where an app is, or the sandbox's own page, and a link that opens it for a while.
 
     Raises:
@@ -70,7 +76,7 @@ async def _linked(host: Host, ref: str, app: str) -> dict[str, str]:
             f"sandbox {ref} publishes no app {app[:80]!r}; {known}. Publish one with "
             f"`podpipe expose {ref} PORT NAME`"
         )
-    made = await host.apps.grant(ref, app=app, seconds=LINK_SECONDS)
+    made = await host.apps.grant(ref, app=app, seconds=seconds)
     port = host.settings.open_port
     return {
         "url": address(port, sandbox.id, app),
@@ -102,5 +108,17 @@ def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("sandbox", nargs="?", default="", help="id or name; default: only serve")
     sub.add_argument("app", nargs="?", default="", help="default: the sandbox's own page")
     sub.add_argument(
-        "--no-browser", dest="browser", action="store_false", help="only print the address"
+        "--no-browser", dest="browser", action="store_false", help="only print the link"
+    )
+    sub.add_argument(
+        "--share",
+        action="store_true",
+        help="only make a link that opens this app and no other, and serve nothing",
+    )
+    sub.add_argument(
+        "--for",
+        dest="lifetime",
+        default=LINK_LIFETIME,
+        metavar="TIME",
+        help=f"until when the link opens something, such as 30m, 1h or 7d; default: {LINK_LIFETIME}",
     )

@@ -28,6 +28,7 @@ from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
 from host_client.listener import WHO, Listener
 from host_client.server import build_server
+from in_pod_server.contract import ANNOTATION_ACCESS
 from tests.host_client.conftest import Podpipe, StubCluster, runs
 from tests.host_client.test_forward import free_port
 from tests.host_client.test_ssh import PATIENCE, runtime, separation
@@ -446,6 +447,23 @@ def test_open_prints_a_link_starts_no_browser_unasked_and_ends_by_ctrl_c(
         assert process.returncode == EXIT_INTERRUPTED
         assert not runs(process.pid)
     assert not page.exists()
+
+
+def test_a_shared_link_is_made_and_nothing_is_served(
+    podpipe: Podpipe, stub: StubCluster, runtime: Path
+) -> None:
+    stub.faults(gateway={"port": free_port()})
+    podpipe("create", "--name", "work")
+    podpipe("expose", "work", "3000", "web")
+    assert podpipe("open", "work", "--share").returncode == 2
+    assert podpipe("open", "work", "web", "--share", "--for", "soon").returncode == 2
+    shared = podpipe("open", "work", "web", "--share", "--for", "1h", "--json")
+    assert shared.returncode == 0, shared.stderr
+    facts = json.loads(shared.stdout)
+    assert facts["link"].startswith(f"{facts['url']}?token=")
+    (record,) = [o for key, o in stub.objects.items() if key.startswith("ConfigMap/")]
+    grant = json.loads(record["metadata"]["annotations"][ANNOTATION_ACCESS])["grants"][-1]
+    assert (grant["app"], bool(grant["until"])) == ("web", True)
 
 
 def opened_page(told: Path) -> Path:
