@@ -58,7 +58,8 @@ def apps_of(text: str) -> Mapping[str, int]:
         found = dict(json.loads(text)["apps"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
-    return {str(name): port for name, port in sorted(found.items()) if type(port) is int}
+    known = {name: port for name, port in found.items() if isinstance(name, str)}
+    return {name: port for name, port in sorted(known.items()) if type(port) is int}
 
 
 def new_token() -> str:
@@ -136,8 +137,12 @@ def told_with_addresses(result: dict[str, Any], port: int) -> dict[str, Any]:
     listed = [_with_address(app, port) for app in shown.get("apps", [])]
     lines = [f"{app['name']}: {app['url']}" for app in listed]
     if "host" in shown:
+        _, _, sandbox_id = str(shown["host"]).partition(".")
         shown = _with_address(shown, port)
-        lines.append(f"{shown['url']} opens it, with a token of the sandbox")
+        lines.append(
+            f"{shown['url']} is its address, with ?token= and the token of create_sandbox; a person "
+            f"opens it by `podpipe open {sandbox_id} {shown['name']}`"
+        )
     if "apps" in shown:
         shown["apps"] = listed
     content = [*result.get("content", []), *({"type": "text", "text": line} for line in lines)]

@@ -160,6 +160,8 @@ class Caddy:
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
         self._wanted = anyio.Event()
+        self._cut = False
+        """Whether it is we who ended it."""
 
     @property
     def pid(self) -> int | None:
@@ -183,6 +185,9 @@ class Caddy:
                 await self._once()
             except OSError as error:
                 logger.error("Caddy cannot be started: %s", error)  # noqa: TRY400 - nothing to trace
+            if self._cut:
+                self._cut = False
+                continue
             pause = RESTART_SECONDS[0] if anyio.current_time() - began > HEALTHY_SECONDS else pause
             await anyio.sleep(pause)
             pause = min(2 * pause, RESTART_SECONDS[1])
@@ -230,12 +235,16 @@ class Caddy:
                     await _ended(child)
                 child.kill()
             child.wait()
+        if self._cut:
+            logger.info("Caddy was ended to end its connections")
+            return
         last = (self._folder / "caddy.log").read_text("utf-8", "replace").strip()[-500:]
         logger.warning("Caddy ended with code %d: %s", child.returncode, last)
 
     def cut(self) -> None:
         """End every connection at once; those that come next are served by another Caddy."""
         if self._child:
+            self._cut = True
             self._child.kill()
 
     def open_requests(self, ports: Iterable[int]) -> int:

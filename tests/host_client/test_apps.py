@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mcp import Client
 
@@ -247,6 +247,7 @@ def test_what_has_run_out_is_forgotten_and_there_are_so_many_tokens_and_no_more(
     assert Grants.from_json(grants.to_json()) == grants
 
 
+@example('{"apps": [["web", 1], [false, 2]]}')
 @given(st.one_of(st.text(max_size=30), st.builds(json.dumps, st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3)
