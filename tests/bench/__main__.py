@@ -22,6 +22,7 @@ from host_client.errors import (
 )
 from tests.bench import (
     report,
+    row_address,
     row_create,
     row_end,
     row_files,
@@ -43,6 +44,7 @@ ROWS: tuple[Row[Lab], ...] = (
     *row_scale.ROWS,
     *row_files.ROWS,
     *row_gateway.ROWS,
+    *row_address.ROWS,
     *row_transfer.ROWS,
 )
 EXIT_INTERRUPTED = 130
