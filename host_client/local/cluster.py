@@ -140,6 +140,7 @@ def parser() -> argparse.ArgumentParser:
         "up": "bring a cluster up and wait until it is ready",
         "down": "stop it and undo what it did to this machine",
         "status": "provider, version, what is up, image loaded or not",
+        "policies": "have the node enforce NetworkPolicies, by kube-router",
         "env": "print the variables that point podpipe and kubectl at it",
     }.items():
         command = commands.add_parser(
@@ -151,6 +152,8 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--provider", choices=PROVIDERS, help="default: see above")
         command.add_argument("--json", action="store_true", help="the answer as JSON")
+        if name == "policies":
+            command.add_argument("enforce", choices=("on", "off"), help="enforce them, or do not")
         if name == "down":
             command.add_argument(
                 "--purge", action="store_true", help="remove objects, homes and caches as well"
@@ -190,6 +193,14 @@ def _run(options: argparse.Namespace, choice: Choice) -> int:
         choice.remember(provider.name)
         return _status(provider, as_json=options.json)
     if options.command == "status":
+        return _status(provider, as_json=options.json)
+    if options.command == "policies":
+        if not isinstance(provider, Node):
+            raise Failure(
+                f"whether NetworkPolicies are enforced is up to the network plugin of the "
+                f"{provider.name} cluster; `podpipe doctor --deep` finds out"
+            )
+        provider.enforce_policies(on=options.enforce == "on")
         return _status(provider, as_json=options.json)
     return _env(provider.access(), as_json=options.json)
 

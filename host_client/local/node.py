@@ -2,7 +2,7 @@
 
 Everything listens on loopback and keeps its files in one folder; `machine` knows the exceptions.
 `up` may be called in any state: it starts what is not running and finishes what was interrupted.
-NetworkPolicy (kube-router) and Services (kube-proxy) are not enforced here.
+NetworkPolicies are enforced where `policies` was asked to; Services (kube-proxy) are not there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from host_client.local import binaries, machine, node_config, pki
+from host_client.local import binaries, machine, node_config, pki, policies
 from host_client.local.archive import write_single_program
 from host_client.local.console import Console
 from host_client.local.containerd import Containerd, canonical
@@ -102,6 +102,26 @@ class Node:
                 self._start(missing)
             self._finish(fast=not missing)
 
+    def enforce_policies(self, *, on: bool) -> None:
+        """Enforce NetworkPolicies from now on, or stop it and leave no rule of it behind."""
+        binaries.require_linux_root()
+        kubeconfig = Path(self.access().kubeconfig)
+        if not on:
+            with exclusive(self._lock):
+                self._stop_policies()
+            return
+        program = policies.program(self._cache, self._console)
+        if not self._api_is_ready():
+            raise Failure("the node does not answer: bring it up with `scripts/cluster up`")
+        with exclusive(self._lock):
+            if not self._records.alive(policies.NAME):
+                self._start_one(policies.NAME, policies.argv(program, kubeconfig))
+
+    def _stop_policies(self) -> None:
+        if self._records.load(policies.NAME):
+            self._stop_one(policies.NAME)
+            policies.remove_traces()
+
     def down(self, *, purge: bool) -> None:
         """Stop the node and undo what it did to the machine; with `purge` forget it altogether."""
         binaries.require_linux_root()
@@ -114,7 +134,8 @@ class Node:
 
     def status(self, image: str) -> Status:
         """Each component, and whether the API server answers with a ready node."""
-        alive = {name: self._records.alive(name) for name in COMPONENTS}
+        names = [*COMPONENTS, *([policies.NAME] if self._records.load(policies.NAME) else [])]
+        alive = {name: self._records.alive(name) for name in names}
         components = {**alive, "node ready": all(alive.values()) and self._node_is_ready()}
         loaded = canonical(image) in self._containerd.images() if alive["containerd"] else False
         return Status(self.name, KUBERNETES_VERSION, components, image, loaded)
@@ -192,7 +213,9 @@ class Node:
                     self._spawn(name, ports)
 
     def _spawn(self, name: str, ports: Ports) -> None:
-        argv = node_config.argv(self._layout, ports, name)
+        self._start_one(name, node_config.argv(self._layout, ports, name))
+
+    def _start_one(self, name: str, argv: list[str]) -> None:
         process = spawn(argv, log=self._layout.log_of(name), cwd=self._layout.state)
         if process is None:
             raise self._died(name)
@@ -268,6 +291,7 @@ class Node:
         with self._console.step("stopping the node"):
             for name in ("kubelet", "kube-scheduler", "kube-controller-manager"):
                 self._stop_one(name)
+            self._stop_policies()
             if (
                 not self._records.alive("containerd")
                 and bundles.exists()

@@ -129,6 +129,17 @@ def test_with_nothing_up_every_command_says_what_to_run(
     assert "run `scripts/cluster up`" in done.stdout + done.stderr
 
 
+def test_another_clusters_policies_are_left_to_its_network_plugin(machine: Machine) -> None:
+    machine.has_kubectl(context="prod", labelled=True)
+    machine.run("cluster", "up", "--provider", "existing")
+
+    done = machine.run("cluster", "policies", "on")
+
+    assert done.returncode == 1
+    assert "up to the network plugin of the existing cluster" in done.stderr
+    assert "doctor --deep" in done.stderr
+
+
 def test_kind_without_docker_is_a_missing_prerequisite(machine: Machine) -> None:
     machine.has_kubectl(context="")
     machine.has("kind")

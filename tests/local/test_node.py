@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from host_client.local import binaries, machine, node_config, pki
+from host_client.local import binaries, machine, node_config, pki, policies
 from host_client.local.console import Console
 from host_client.local.containerd import canonical, replaced
 from host_client.local.node import Node
@@ -270,6 +270,29 @@ def test_only_our_networks_rules_are_deleted() -> None:
     assert deleted[0][1] == "POSTROUTING"
     assert deleted[0][-1] == "CNI-0123"
     assert deleted[1:] == [["-F", "CNI-0123"], ["-X", "CNI-0123"]]
+
+
+def test_only_the_rules_of_the_policies_are_deleted() -> None:
+    rules = [
+        "-P INPUT ACCEPT",
+        "-N DOCKER",
+        "-N KUBE-FIREWALL",
+        "-N KUBE-NWPLCY-DEFAULT",
+        "-N KUBE-POD-FW-0123",
+        "-N KUBE-ROUTER-INPUT",
+        "-A INPUT -j KUBE-FIREWALL",
+        '-A INPUT -m comment --comment "kube-router netpol - X" -j KUBE-ROUTER-INPUT',
+        "-A KUBE-POD-FW-0123 -d 10.244.0.9/32 -j KUBE-NWPLCY-DEFAULT",
+        "-A DOCKER -i docker0 -j RETURN",
+    ]
+
+    deleted = policies.deletions(rules)
+
+    chains = ["KUBE-NWPLCY-DEFAULT", "KUBE-POD-FW-0123", "KUBE-ROUTER-INPUT"]
+    assert [argv[0] for argv in deleted] == ["-D", *["-F"] * 3, *["-X"] * 3]
+    assert deleted[0][1:5] == ["INPUT", "-m", "comment", "--comment"]
+    assert deleted[0][-1] == "KUBE-ROUTER-INPUT"
+    assert [argv[1] for argv in deleted[1:]] == chains * 2
 
 
 def test_a_folder_that_is_not_ours_is_never_unmounted(tmp_path: Path) -> None:
