@@ -151,7 +151,7 @@ class Gatekeeper:
         elif by_bearer:  # whatever it opens, the app does not see it
             theirs["Authorization"] = ""
 
-        mine, own = self._split_query(query, app, when)
+        mine, own = self._split_query(query, app)
         if mine:
             if _leads_away(path):
                 return Answer(400, {}, "bad path")
@@ -194,9 +194,7 @@ class Gatekeeper:
             form=True,
         )
 
-    def _split_query(
-        self, query: str, app: str, when: object
-    ) -> tuple[tuple[str, Grant] | None, list[str]]:
+    def _split_query(self, query: str, app: str) -> tuple[tuple[str, Grant] | None, list[str]]:
         """The cookie and grant that a `token` of ours in a query brings, and the rest of the query."""
         mine, own = None, []
         for part in query.split("&") if query else []:
