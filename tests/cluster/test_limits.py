@@ -47,6 +47,7 @@ async def test_two_gigabytes_of_output_take_little_memory_and_others_are_answere
         assert await daemon_kib(host, "VmHWM") <= idle + 64 * 1024
 
 
+@pytest.mark.breaks_node
 async def test_a_fork_bomb_hurts_only_itself(cluster: Cluster, user: str) -> None:
     """L60"""
     async with sandbox(cluster) as host:
