@@ -69,7 +69,9 @@ async def test_a_name_that_was_just_destroyed_is_made_anew_ten_times_over_one_ho
                 assert time.monotonic() - began < DESTROY_SECONDS
                 await host.sessions.forget("work")
     assert len(uids) == 10
-    assert [part.split("/")[0] for part in cluster.left()] == ["PersistentVolumeClaim"]
+    kinds = "pods,configmaps,persistentvolumeclaims,services,secrets"
+    left = cluster.get(kinds, "-l", f"podpipe/user={user}")["items"]
+    assert [part["kind"] for part in left] == ["PersistentVolumeClaim"]
 
 
 async def test_a_home_that_is_purged_is_never_bound_again(cluster: Cluster, user: str) -> None:
