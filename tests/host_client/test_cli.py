@@ -392,7 +392,11 @@ def test_a_json_flag_of_the_command_that_is_run_is_not_ours(podpipe: Podpipe) ->
     assert (ended.returncode, ended.stdout) == (2, "")
 
 
-@pytest.mark.parametrize("command", ["serve", "connect"])
+PIPES = ("serve", "connect", "shell", "ssh-proxy")
+"""What they carry on stdin and stdout is somebody else's."""
+
+
+@pytest.mark.parametrize("command", PIPES)
 def test_a_pipe_offers_no_json(podpipe: Podpipe, command: str) -> None:
     assert "--json" not in podpipe(command, "--help").stdout
 
@@ -418,7 +422,7 @@ def test_every_command_that_is_no_pipe_takes_json() -> None:
     (commands,) = [a for a in _parser()._actions if a.dest == "name"]
     assert commands.choices
     for name, sub in dict(commands.choices).items():
-        assert ("--json" in sub.format_help()) == (name not in ("serve", "connect")), name
+        assert ("--json" in sub.format_help()) == (name not in PIPES), name
 
 
 @pytest.mark.parametrize(
