@@ -86,7 +86,10 @@ def restart_api_server() -> None:
     os.kill(node_process("kube-apiserver"), signal.SIGKILL)
     bash = shutil.which("bash")
     assert bash
-    subprocess.run([bash, str(ROOT / "scripts/cluster"), "up"], check=True, capture_output=True)
+    up = subprocess.run(
+        [bash, str(ROOT / "scripts/cluster"), "up"], check=False, capture_output=True, text=True
+    )
+    assert up.returncode == 0, up.stdout + up.stderr
 
 
 class Ground(Protocol):
