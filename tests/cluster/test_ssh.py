@@ -16,10 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
+from host_client.host import Host
 from tests.cluster.conftest import ROOT, Cluster
+from tests.cluster.test_lifetime import IDLE_SECONDS, phase
 from tests.host_client.test_ssh import PATIENCE, read_until, tree
+from tests.idling import idle_after
 
 BOUND = 60
 ALIAS = "podpipe-work"
@@ -179,3 +184,18 @@ def test_nothing_of_a_shell_or_its_sshd_is_left_when_it_is_killed(
     script = "for i in $(seq 100); do pgrep -x sshd-session >/dev/null || exit 0; sleep 0.1; done; exit 1"
     left = cluster.podpipe("run", "work", "--", script)
     assert left.returncode == 0, cluster.podpipe("run", "work", "--", "ps axfww").stdout
+
+
+async def test_a_shell_keeps_an_idle_sandbox_from_ending_itself(
+    cluster: Cluster, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_after(IDLE_SECONDS, monkeypatch)
+    with anyio.fail_after(170):
+        async with Host(cluster.settings(IDLE_SUSPEND_MINUTES="1")) as host:
+            await host.launcher.create(name="work")
+            process = shell(
+                cluster, f"sleep {4 * IDLE_SECONDS}; echo whole", stdout=subprocess.PIPE
+            )
+            out, _ = await anyio.to_thread.run_sync(process.communicate)
+            assert (process.returncode, out) == (0, b"whole\n"), "it was cut off"
+            await phase(host, "suspended")
