@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -40,6 +40,10 @@ DRAIN_SECONDS: Final = 0.2
 SHUTDOWN_GRACE_SECONDS: Final = 1.0
 KILL_SECONDS: Final = 5.0
 """How long KILL is repeated before we say that a process does not die."""
+MANY: Final = 64
+"""Of one command: what has more processes may be one that forks for as long as it lives."""
+FREEZE_SECONDS: Final = 3.0
+"""How long such a one is given to stand still, all of it, before it is killed."""
 POLL_SECONDS: Final = 0.02
 KEPT_FINISHED: Final = 256
 KEPT_OUTPUT_BYTES: Final = 16 * 1024 * 1024
@@ -342,7 +346,12 @@ class ProcessTable:
             if now > process.kill_at + KILL_SECONDS:
                 logger.error("%s: %d processes do not die", process.id, len(targets))
                 return
-            news = [_tell(target, number, told) for target in targets]
+            many = number == SIGKILL and len(targets) > MANY
+            freezes = many and now < process.kill_at + FREEZE_SECONDS
+            news = [_tell(target, SIGSTOP if freezes else number, told) for target in targets]
+            if freezes and not any(news):
+                # All stand still. Before, each that died would have made room for another fork.
+                news = [_tell(target, SIGKILL, told) for target in targets]
             # What forks all the time is caught up with only by not pausing.
             await anyio.sleep(0 if number == SIGKILL and any(news) else POLL_SECONDS)
 
@@ -451,6 +460,6 @@ def _tell(target: Stat, number: int, told: set[tuple[int, int, int]]) -> bool:
     if number == SIGKILL or new:
         told.add(key)
         send_signal(target, number)
-        if target.state == "T":
+        if target.state == "T" and number not in (SIGKILL, SIGSTOP):
             send_signal(target, SIGCONT)
     return new

@@ -186,6 +186,15 @@ COMMANDS: dict[str, list[str]] = {
     "extend": ["5"],
     "destroy": [],
     "connect": [],
+    "apps": [],
+    "expose": ["3000", "web"],
+    "unexpose": ["web"],
+    "access": [],
+    "open": ["--no-browser"],
+    "shell": ["--", "true"],
+    "forward": ["0:3000"],
+    "ssh-config": [],
+    "ssh-proxy": ["keys"],
 }
 """What each command that takes a sandbox needs besides."""
 

@@ -187,6 +187,9 @@ def test_it_calls_every_tool_of_the_daemon_through_connect(
         call("read_blob", name="blob"),
         call("list_blobs"),
         call("delete_file", path="d", recursive=True),
+        call("expose_port", internal_port=3000, name="web"),
+        call("list_apps"),
+        call("unexpose_port", name="web"),
     ]
     got = answers(client, ["connect", sandbox], environment, calls)
     offered = listed["default"] + listed["blobs"]
