@@ -192,7 +192,7 @@ COMMANDS: dict[str, list[str]] = {
     "access": [],
     "open": ["--no-browser"],
     "shell": ["--", "true"],
-    "forward": ["0:3000"],
+    "forward": ["38471:3000"],
     "ssh-config": [],
     "ssh-proxy": ["keys"],
 }

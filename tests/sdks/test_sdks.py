@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.host_client.conftest import StubCluster
+from tests.in_pod_server.gateways import free_port
 from tests.node import INSTALL_SECONDS, installed, node
 
 HERE = Path(__file__).parent
@@ -155,8 +156,9 @@ def test_it_does_the_whole_demo(
 
 
 @pytest.fixture
-def sandbox(environment: dict[str, str]) -> Iterator[str]:
-    """A sandbox to connect to."""
+def sandbox(environment: dict[str, str], stub: StubCluster) -> Iterator[str]:
+    """A sandbox to connect to, which can publish apps."""
+    stub.faults(gateway={"port": free_port()})
     for words in (["create", "--name", "work"], ["destroy", "work"]):
         subprocess.run(
             [sys.executable, "-m", "host_client", *words],
