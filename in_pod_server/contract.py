@@ -160,5 +160,7 @@ MAX_FILE_BYTES: Final = 5 * 1024 * 1024
 """Default cap of the content tools (setting MAX_FILE_BYTES)."""
 CALL_LIMIT_SECONDS: Final = 45.0
 """No call runs longer: MCP clients give up at 60 s, so it answers "still running" before that."""
+COMMAND_PROCESSES: Final = 2000
+"""What has more at once is ended: a pod often gets 4,096 (podPidsLimit), and others need some."""
 STOP_GRACE_SECONDS: Final = 10
 """terminationGracePeriodSeconds of a pod with a PVC home."""

@@ -3,8 +3,8 @@
 The environment is a short list and what the caller gives. No file that the home could hold is read
 by the shell, nothing prompts, pages or opens an editor, and no descriptor of the daemon is passed.
 
-There is no limit on a command's processes: RLIMIT_NPROC counts all that the kernel runs for the uid,
-which other sandboxes of the node have too. That limit is the pod's.
+The limit on a command's processes is the table's: RLIMIT_NPROC would count all that the kernel runs
+for the uid, which other sandboxes of the node have too.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class Process:
     left_running: int = 0
     ended_left: int = 0
     """Processes that it left running and that were ended because they were too many."""
+    ended_many: int = 0
+    """Processes that it ran when it was ended because they were too many."""
     ended_for_memory: bool = False
     """Whether it was ended because no more memory was left, and it used most."""
     memory_astray: bool = False

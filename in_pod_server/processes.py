@@ -22,13 +22,21 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
-from in_pod_server import guard
+from in_pod_server import contract, guard
 from in_pod_server.errors import NoSuchProcessError, StartFailedError
 from in_pod_server.inputs import Input
 from in_pod_server.memory import Gauge, OomCounter
 from in_pod_server.output import OutputBuffer, OutputFile
 from in_pod_server.process import Bell, Pipe, Process
-from in_pod_server.tree import Census, Leader, Stat, members, read_stat, send_signal
+from in_pod_server.tree import (
+    Census,
+    Leader,
+    Stat,
+    members,
+    population,
+    read_stat,
+    send_signal,
+)
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -54,7 +62,8 @@ KEPT_COMMAND_CHARS: Final = 1000
 LOG_CHECK_SECONDS: Final = 1.0
 LEFT_LIMIT: Final = 128
 """A finished command that has left more processes than that is a fork bomb, and they are ended."""
-LEFT_CHECK_SECONDS: Final = 1.0
+COUNT_SECONDS: Final = 1.0
+"""Between two looks at how many processes commands have."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +98,7 @@ class ProcessTable:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._trim_logs)
-        self._tasks.start_soon(self._look_after_the_left)
+        self._tasks.start_soon(self._look_after_the_many)
         if self._gauge:
             self._tasks.start_soon(guard.watch, self, self._gauge)
         return self
@@ -355,21 +364,31 @@ class ProcessTable:
             # What forks all the time is caught up with only by not pausing.
             await anyio.sleep(0 if number == SIGKILL and any(news) else POLL_SECONDS)
 
-    async def _look_after_the_left(self) -> None:
-        """Count what finished commands left running, and end it where it only multiplies."""
+    async def _look_after_the_many(self) -> None:
+        """Count what finished commands left, end it where it only multiplies, and what runs too much."""
         while True:
-            await anyio.sleep(LEFT_CHECK_SECONDS)
+            await anyio.sleep(COUNT_SECONDS)
+            crowded = population() > contract.COMMAND_PROCESSES
             watched = [
-                process for process in self if process.done.is_set() and process.left_running
+                process
+                for process in self
+                if (process.left_running if process.done.is_set() else crowded)
             ]
             if not watched:
                 continue
             census = await self.census.take()
             for process in watched:
-                process.left_running = len(members(process.leader, census))
-                if process.left_running > LEFT_LIMIT:
-                    logger.warning("%s left %d processes", process.id, process.left_running)
-                    process.ended_left = process.left_running
+                count = len(members(process.leader, census))
+                if not process.done.is_set():
+                    if count > contract.COMMAND_PROCESSES:
+                        logger.warning("%s has %d processes", process.id, count)
+                        process.ended_many = count
+                        process.stop(SIGKILL, 0)
+                    continue
+                process.left_running = count
+                if count > LEFT_LIMIT:
+                    logger.warning("%s left %d processes", process.id, count)
+                    process.ended_left = count
                     await self.stop(process, SIGKILL, 0)
 
     async def _trim_logs(self) -> None:

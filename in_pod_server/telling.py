@@ -52,7 +52,7 @@ def standing(process: Process) -> str:
 
 def note(process: Process) -> str:
     """Return what else is to be known of how a command stands, and what to do about it, if anything."""
-    lines = (_memory_line, _astray_line, _left_line, _end_line)
+    lines = (_memory_line, _astray_line, _many_line, _left_line, _end_line)
     return "".join(each(process) for each in lines).lstrip("\n")
 
 
@@ -106,6 +106,15 @@ def _astray_line(process: Process) -> str:
         "\n[most of the sandbox's memory is held by what outlives commands: files in /dev/shm or "
         f"{contract.RUN_DIR}, or SysV shared memory (ipcs -m); until it is freed, commands that use more than a "
         "little are ended: rm the files, ipcrm -a, or suspend and resume the sandbox, which frees all of it]"
+    )
+
+
+def _many_line(process: Process) -> str:
+    if not process.ended_many:
+        return ""
+    return (
+        f"\n[it had {process.ended_many} processes at once, more than the {contract.COMMAND_PROCESSES} that a "
+        "command may have, and was ended: run fewer at a time]"
     )
 
 

@@ -182,6 +182,11 @@ def _marker_in(environment: bytes) -> str | None:
     return None
 
 
+def population() -> int:
+    """How many processes there are, of whomever."""
+    return len(_pids())
+
+
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names only
 

@@ -51,8 +51,9 @@ async def test_two_gigabytes_of_output_take_little_memory_and_others_are_answere
 async def test_a_fork_bomb_hurts_only_itself(cluster: Cluster, user: str) -> None:
     """L60"""
     async with sandbox(cluster) as host:
-        facts = await run(host, ":(){ :|:& };:; sleep 60", timeout_seconds=4)
-        assert facts["state"] == "timed_out"
+        facts = await run(host, ":(){ :|:& };:; sleep 60", timeout_seconds=30)
+        # By the limit of processes, unless the node is so busy that it never has so many.
+        assert facts["state"] in ("killed", "timed_out")
         await answered_soon(host)
         # A busy node takes longer over them than the call waits; the daemon goes on.
         while (await tool(host, "list_processes", running_only=True))["processes"]:  # noqa: ASYNC110

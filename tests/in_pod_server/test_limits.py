@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from in_pod_server import contract
 from tests.in_pod_server.support import Daemon, Wire, eventually, marked, start_daemon
 from tests.turns import SOON_SECONDS
 
@@ -95,6 +96,25 @@ def test_a_fork_bomb_that_is_waited_for_ends_by_its_timeout(crowded: Daemon) -> 
         ran = other.call(3, "run_command", command="echo ok | cat")
         assert not ran["isError"], ran
         assert ran["structuredContent"]["stdout"] == "ok\n"
+
+
+def test_a_command_of_too_many_processes_is_ended_and_told_so(daemon: Daemon) -> None:
+    """L60: before it has all that the pod may have, of which others need some."""
+    many = contract.COMMAND_PROCESSES + 50
+    with Wire(daemon.socket) as wire:
+        ran = wire.call(
+            1, "run_command", command=f"for i in $(seq {many}); do sleep 300 & done; wait"
+        )["structuredContent"]
+        assert (ran["state"], ran["signal"], ran["left_running"]) == ("killed", "SIGKILL", 0)
+        assert f"more than the {contract.COMMAND_PROCESSES} that a command may have" in ran["note"]
+        assert marked(ran["process_id"]) == []
+
+
+def test_a_command_may_have_some_hundreds_of_processes(daemon: Daemon) -> None:
+    with Wire(daemon.socket) as wire:
+        command = "for i in $(seq 400); do sleep 4 & done; wait; echo all"
+        ran = wire.call(1, "run_command", command=command)["structuredContent"]
+        assert (ran["exit_code"], ran["stdout"], ran["note"]) == (0, "all\n", "")
 
 
 def test_a_fork_bomb_that_is_left_behind_is_found_and_ended(crowded: Daemon) -> None:
