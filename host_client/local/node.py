@@ -35,8 +35,8 @@ from host_client.local.processes import (
     Records,
     boot_id,
     choose_port,
+    comes_free,
     holder_of,
-    port_is_free,
     spawn,
     stop,
 )
@@ -185,7 +185,7 @@ class Node:
             return Ports(**wanted)
         for component in missing:
             for name in PORTS_OF.get(component, ()):
-                if not port_is_free(wanted[name]):
+                if not comes_free(wanted[name]):
                     raise Failure(
                         f"{component} has stopped and its port {wanted[name]} is now held by "
                         f"{holder_of(wanted[name])}: stop that, or run `scripts/cluster down` and "

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ STOP_SECONDS: Final = 8.0
 """From TERM to KILL: etcd and containerd need a second or two, an API server drains for longer."""
 KILL_SECONDS: Final = 5.0
 """How long a killed process may take to be gone before that is reported."""
+POLL_SECONDS: Final = 0.1
 LISTEN_STATE: Final = "0A"
 """TCP_LISTEN as /proc/net/tcp spells it."""
 
@@ -152,6 +154,19 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def comes_free(port: int) -> bool:
+    """Whether a server can listen on this loopback port, now or once a killed one's is closed.
+
+    A process of many threads counts as dead a moment before the last of them lets go of its sockets.
+    """
+    until = time.monotonic() + KILL_SECONDS
+    while not port_is_free(port):
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def choose_port(preferred: int, taken: Sequence[int] = ()) -> int:

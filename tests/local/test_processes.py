@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from host_client.local.processes import (
     Process,
     Records,
     choose_port,
+    comes_free,
     holder_of,
     identify,
     port_is_free,
@@ -129,6 +131,22 @@ def test_the_usual_port_is_chosen_only_when_it_is_free() -> None:
         other = choose_port(taken)
         assert other != taken
         assert port_is_free(other)
+
+
+def test_a_port_is_waited_for_that_a_killed_process_has_not_let_go_of_yet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        closes = threading.Timer(0.3, server.close)
+        closes.start()
+        assert not port_is_free(port)
+        assert comes_free(port)
+        closes.join()
+
+
+def test_a_port_that_stays_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("host_client.local.processes.KILL_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not comes_free(server.getsockname()[1])
 
 
 def test_the_holder_of_a_port_is_named() -> None:
