@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
