@@ -106,7 +106,10 @@ class StubCluster:
         fresh.rename(self.folder / "state.json")
 
     def faults(self, **faults: dict[str, Any]) -> None:
-        (self.folder / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
+        # In one step: a kubectl may be reading them.
+        fresh = self.folder / "faults.new"
+        fresh.write_text(json.dumps(faults), encoding="utf-8")
+        fresh.replace(self.folder / "faults.json")
 
     @property
     def calls(self) -> list[list[str]]:
