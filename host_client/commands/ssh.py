@@ -112,10 +112,6 @@ async def config(settings: Settings, arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-_ENDED = b"command terminated with exit code "
-"""What kubectl says last of a command that did not exit with 0."""
-
-
 async def proxy(settings: Settings, arguments: argparse.Namespace) -> int:
     """Be one connection of plain ssh, until either side ends it."""
     with ssh.shared_keys(Path(arguments.folder)) as keys:
@@ -129,30 +125,16 @@ async def proxy(settings: Settings, arguments: argparse.Namespace) -> int:
             env=kubectl.environment,
             stdin=None,
             stdout=None,
+            stderr=None,
         )
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_pass_on, process)
-                await process.wait()
+            await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with anyio.CancelScope(shield=True):
                 await process.wait()
     return EXIT_DONE
-
-
-async def _pass_on(process: anyio.abc.Process) -> None:
-    """Show what kubectl says as it comes, but not how sshd ended: ssh knows better how a session did."""
-    assert process.stderr
-    rest = b""
-    async for data in process.stderr:
-        *lines, rest = (rest + data).split(b"\n")
-        shown = [line + b"\n" for line in lines if not line.startswith(_ENDED)]
-        sys.stderr.buffer.write(b"".join(shown))
-        sys.stderr.flush()
-    if rest and not rest.startswith(_ENDED):
-        sys.stderr.buffer.write(rest)
 
 
 def _only_waits(progress: Progress) -> Progress:
