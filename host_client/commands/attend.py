@@ -148,14 +148,19 @@ async def _lifeline(kubectl: Kubectl, pod: str, mark: str) -> AsyncIterator[anyi
                 await held.stdin.aclose()
             await held.wait()
             if lost:
-                try:
-                    await kubectl.run("exec", "-i", "-q", pod, "--", "sh", "-c", LIFELINE, mark)
-                except NotFound:
-                    pass
-                except PodpipeError as error:
-                    warn([f"what the command left in the sandbox may still run: {error}"])
+                await end_marked(kubectl, pod, mark)
         with anyio.CancelScope(shield=True):
             await held.aclose()
+
+
+async def end_marked(kubectl: Kubectl, pod: str, mark: str) -> None:
+    """End all in a pod that carries the mark, and warn where that cannot be done."""
+    try:
+        await kubectl.run("exec", "-i", "-q", pod, "--", "sh", "-c", LIFELINE, mark)
+    except NotFound:
+        pass  # it ended with its pod
+    except PodpipeError as error:
+        warn([f"what the command left in the sandbox may still run: {error}"])
 
 
 async def _watch(held: anyio.abc.Process) -> None:

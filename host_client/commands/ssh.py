@@ -13,12 +13,12 @@ from pathlib import Path
 import anyio
 
 from host_client import ssh
-from host_client.commands.attend import LIFELINE, MARKER, STOP_SECONDS
+from host_client.commands.attend import MARKER, STOP_SECONDS, end_marked
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.commands.pipes import after_dashes
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, NotFound, PodpipeError
+from host_client.errors import EXIT_DONE
 from host_client.kubectl import Kubectl
 from host_client.status import Progress
 from in_pod_server.contract import USER
@@ -81,12 +81,7 @@ async def _followed(argv: list[str], kubectl: Kubectl, pod: str, mark: str) -> i
         with anyio.move_on_after(STOP_SECONDS, shield=True):
             await process.wait()
             if mark:
-                try:
-                    await kubectl.run("exec", "-i", "-q", pod, "--", "sh", "-c", LIFELINE, mark)
-                except NotFound:
-                    pass
-                except PodpipeError as error:
-                    warn([f"what the command left in the sandbox may still run: {error}"])
+                await end_marked(kubectl, pod, mark)
         raise
     return code if code >= 0 else 128 - code
 

@@ -232,3 +232,14 @@ def user(cluster: Cluster) -> Iterator[str]:
     selector = f"podpipe/user={name}"
     cluster.kubectl("delete", "configmaps,pods", "-l", selector, "--timeout=60s")
     cluster.kubectl("delete", "persistentvolumeclaims", "-l", selector, "--timeout=60s")
+
+
+@pytest.fixture(scope="module")
+def sandbox(cluster: Cluster) -> Iterator[str]:
+    """A sandbox that the tests of this file share."""
+    user = cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
+    made = cluster.podpipe("create", "--name", "work")
+    assert made.returncode == 0, made.stderr
+    yield "work"
+    cluster.environment["PODPIPE_USER"] = user
+    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0

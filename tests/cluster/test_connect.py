@@ -32,17 +32,6 @@ SCENARIOS = ["server-initialize", "ping", "tools-list", "resources-list", "promp
 """Those that need nothing of the suite's own in the server."""
 
 
-@pytest.fixture(scope="module")
-def sandbox(cluster: Cluster) -> Iterator[str]:
-    """A sandbox that the tests of this file share."""
-    user = cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
-    made = cluster.podpipe("create", "--name", "work")
-    assert made.returncode == 0, made.stderr
-    yield "work"
-    cluster.environment["PODPIPE_USER"] = user
-    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
-
-
 def connect(cluster: Cluster, *command: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "host_client", "connect", "work", "--", *command],

@@ -5,14 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import secrets
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,10 @@ from tests.cluster.conftest import ROOT, Cluster
 from tests.cluster.test_lifetime import IDLE_SECONDS, phase
 from tests.host_client.test_ssh import PATIENCE, read_until, tree
 from tests.idling import idle_after
+from tests.in_pod_server.support import eventually
 
 BOUND = 60
 ALIAS = "podpipe-work"
-
-
-@pytest.fixture(scope="module")
-def sandbox(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A sandbox that the tests of this file share."""
-    user = cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
-    made = cluster.podpipe("create", "--name", "work")
-    assert made.returncode == 0, made.stderr
-    yield "work"
-    cluster.environment["PODPIPE_USER"] = user
-    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +110,7 @@ def test_a_master_carries_many_commands_and_a_forward_as_an_editor_uses_them(
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
     )
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / "m").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually((tmp_path / "m").exists)
         serve = "cd /tmp && echo served > page && exec python3 -m http.server -b 127.0.0.1 8099"
         plainly("ssh", *control, ALIAS, f"setsid bash -c '{serve}' >/dev/null 2>&1 &")
         many = [

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from host_client.interrupts import EXIT_INTERRUPTED
 from tests.host_client.conftest import Podpipe, StubCluster, runs
 from tests.host_client.test_ssh import PATIENCE, keys, runtime, separation, work
+from tests.in_pod_server.support import eventually
 
 __all__ = ["runtime", "separation", "work"]
 
@@ -91,10 +91,7 @@ def carrier(process: subprocess.Popen[bytes]) -> int:
 
 def gone(pid: int) -> None:
     """Wait until a process has ended."""
-    deadline = time.monotonic() + PATIENCE
-    while runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not runs(pid))
 
 
 def test_every_byte_arrives_and_so_does_the_end_of_either_side(podpipe: Podpipe, work: str) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +32,7 @@ from tests.host_client.conftest import Podpipe, StubCluster, runs
 from tests.host_client.test_forward import free_port
 from tests.host_client.test_ssh import PATIENCE, runtime, separation
 from tests.in_pod_server.gateways import web_app
+from tests.in_pod_server.support import eventually
 
 __all__ = ["runtime", "separation"]
 
@@ -468,10 +468,7 @@ def test_a_shared_link_is_made_and_nothing_is_served(
 
 def opened_page(told: Path) -> Path:
     """The file that a browser was started with."""
-    deadline = time.monotonic() + PATIENCE
-    while not told.exists() or not told.read_text("utf-8"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: told.exists() and told.stat().st_size > 0)
     return Path(told.read_text("utf-8").strip().removeprefix("file://"))
 
 

@@ -27,6 +27,7 @@ from host_client import ssh
 from host_client.errors import PrerequisiteError
 from host_client.interrupts import EXIT_INTERRUPTED
 from tests.host_client.conftest import Podpipe, StubCluster
+from tests.in_pod_server.support import eventually
 
 PATIENCE = 20.0
 ALIAS = "podpipe-work"
@@ -211,10 +212,7 @@ def test_an_interrupted_shell_leaves_nothing_of_its_command(
     process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == EXIT_INTERRUPTED
-    deadline = time.monotonic() + PATIENCE
-    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_shell_resumes_a_suspended_sandbox_unless_that_is_by_request_only(
@@ -310,9 +308,7 @@ def test_connections_at_once_share_the_key_and_the_last_one_removes_it(
     for number, process in enumerate(several):
         out, _ = process.communicate(b"%d\n" % number, timeout=PATIENCE)
         assert out == b"%d\n" % number
-    deadline = time.monotonic() + PATIENCE
-    while keys(runtime) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(lambda: not keys(runtime))
 
 
 def test_no_key_is_in_an_argv_or_in_what_is_printed(
