@@ -67,6 +67,7 @@ def _serve(args: argparse.Namespace) -> int:
                 idle_seconds=int(idle),
                 sandbox_id=os.environ.get(contract.ENV_SANDBOX_ID, ""),
                 gateway_port=args.gateway_port,
+                gateway_address=os.environ.get(contract.ENV_GATEWAY_ADDRESS, ""),
             ),
         )
     except DaemonError as exc:

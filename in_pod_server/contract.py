@@ -88,9 +88,15 @@ ENV_IDLE_SECONDS: Final = "PODPIPE_IDLE_SUSPEND_SECONDS"
 ENV_SANDBOX_ID: Final = "PODPIPE_SANDBOX_ID"
 """By which the gateway knows its own hosts."""
 
+ENV_GATEWAY_ADDRESS: Final = "PODPIPE_GATEWAY_ADDRESS"
+"""Where the gateway listens for the proxy in front of it, whose word it takes for the scheme and the
+client of a request; unset: on the loopback, and nobody's word."""
+EVERY_ADDRESS: Final = "::"
+"""IPv4 and IPv6: which of them the pod has is the cluster's choice."""
+
 # --- the gateway -----------------------------------------------------------------------------------
 GATEWAY_PORT: Final = 8080
-"""On the pod's loopback: apps by the first labels of the host, `<name>.<sandbox_id>.<any domain>`."""
+"""Of the pod: apps by the first labels of the host, `<name>.<sandbox_id>.<any domain>`."""
 RESERVED_PORTS: Final = (GATEWAY_PORT, 2019)
 """Not for apps: the gateway's, and what Caddy uses for its administration unless it is told not to."""
 LOWEST_APP_PORT: Final = 1024

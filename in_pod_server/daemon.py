@@ -61,13 +61,15 @@ class Options:
         max_file_bytes: cap of the content tools.
         idle_seconds: after which an unused sandbox ends; 0 for never.
         sandbox_id: by which the gateway knows its hosts; empty for no gateway.
-        gateway_port: of the loopback; 0 for no gateway.
+        gateway_port: where it listens; 0 for no gateway.
+        gateway_address: at which a proxy reaches it; empty for the loopback and no proxy.
     """
 
     max_file_bytes: int
     idle_seconds: float = 0.0
     sandbox_id: str = ""
     gateway_port: int = 0
+    gateway_address: str = ""
 
 
 def serve(paths: Paths, options: Options) -> int:
@@ -220,6 +222,7 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int
                 paths.socket.with_suffix(".gateway"),
                 annotations,
                 options.gateway_port,
+                options.gateway_address,
             )
             server = build_server(
                 processes=processes,

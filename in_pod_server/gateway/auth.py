@@ -58,6 +58,11 @@ class Request:
         """Whether a browser shows what is answered."""
         return "text/html" in self.headers.get("accept", "") and not self.upgrade
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the client speaks TLS, to the proxy in front of us."""
+        return self.headers.get("x-forwarded-proto") == "https"
+
     def origin_is_foreign(self, base: str) -> bool:
         """Whether a page of neither this sandbox nor its apps sends it."""
         origin = self.headers.get("origin")
@@ -156,7 +161,7 @@ class Gatekeeper:
             if _leads_away(path):
                 return Answer(400, {}, "bad path")
             cookie, grant = mine
-            set_cookie = _set_cookie(cookie, grant)
+            set_cookie = _set_cookie(cookie, grant, secure=request.is_secure)
             if request.for_a_person and request.method in ("GET", "HEAD"):
                 clean = path + ("?" + "&".join(own) if own else "")
                 return Answer(
@@ -256,11 +261,12 @@ def _split_cookies(header: str) -> tuple[str, list[str]]:
     return "; ".join(own), mine[:16]
 
 
-def _set_cookie(cookie: str, grant: Grant) -> str:
+def _set_cookie(cookie: str, grant: Grant, *, secure: bool) -> str:
     age = COOKIE_SECONDS
     if grant.until:
         age = max(0, min(age, int((grant.until - now()).total_seconds())))
-    return f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Lax; Max-Age={age}"
+    only_tls = "; Secure" if secure else ""
+    return f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Lax; Max-Age={age}{only_tls}"
 
 
 def _leads_away(path: str) -> bool:

@@ -47,6 +47,7 @@ _CADDYFILE: Final = """\
 			idle 5m
 		}
 		max_header_size 32KB
+		@TRUSTED@
 	}
 	# It would quote requests, and with them tokens.
 	log default {
@@ -60,7 +61,7 @@ http:// {
 		request_header -X-Podpipe-*
 		request_header -X-Real-IP
 		request_header -Forwarded
-		request_header -X-Forwarded-*
+		@FORWARDED@
 		forward_auth unix/@ENDPOINT@ {
 			uri /
 			header_up @ASK@ @CHECK@
@@ -108,6 +109,21 @@ http:// {
 }
 """
 
+_NOBODY: Final = ("", "request_header -X-Forwarded-*")
+_PROXY: Final = (
+    # Who reaches us at all is for the network policy to say, not for addresses of pods.
+    "trusted_proxies static 0.0.0.0/0 ::/0",
+    """\
+vars scheme http
+		@https header_regexp X-Forwarded-Proto ^(https|wss)$
+		vars @https scheme https
+		vars client {http.request.header.X-Forwarded-For}
+		request_header -X-Forwarded-*
+		request_header X-Forwarded-Proto {http.vars.scheme}
+		request_header X-Forwarded-For {http.vars.client}""",
+)
+"""Whose word is taken for the way that a request came: no client's, and of a proxy only scheme and client."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -117,16 +133,20 @@ def program() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
 
 
-def caddyfile(listener: int, endpoint: Path, folder: Path) -> str:
+def caddyfile(listener: int, endpoint: Path, folder: Path, *, proxied: bool) -> str:
     """The configuration.
 
     Args:
         listener: descriptor of the listening socket, as Caddy inherits it.
         endpoint: the daemon's own socket.
         folder: what it may call its storage; nothing is put there.
+        proxied: whether its clients are a proxy's, which tells the way that they came.
     """
     text = _CADDYFILE
+    trusted, forwarded = _PROXY if proxied else _NOBODY
     for name, value in (
+        ("@TRUSTED@", trusted),
+        ("@FORWARDED@", forwarded),
         ("@LISTENER@", str(listener)),
         ("@ENDPOINT@", str(endpoint)),
         ("@FOLDER@", str(folder)),
@@ -151,13 +171,23 @@ class Caddy:
         listener: where its clients connect to.
         endpoint: the daemon's own socket.
         folder: for nothing that lasts.
+        proxied: as for `caddyfile`.
     """
 
-    def __init__(self, program: str, listener: socket.socket, endpoint: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        program: str,
+        listener: socket.socket,
+        endpoint: Path,
+        folder: Path,
+        *,
+        proxied: bool = False,
+    ) -> None:
         self._program = program
         self._listener = listener
         self._endpoint = endpoint
         self._folder = folder
+        self._proxied = proxied
         self._child: subprocess.Popen[bytes] | None = None
         self._wanted = anyio.Event()
         self._cut = False
@@ -216,7 +246,9 @@ class Caddy:
                 pass_fds=[self._listener.fileno()],
                 start_new_session=True,
             )
-        config = caddyfile(self._listener.fileno(), self._endpoint, self._folder)
+        config = caddyfile(
+            self._listener.fileno(), self._endpoint, self._folder, proxied=self._proxied
+        )
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin:
             child.stdin.write(config.encode())  # less than a pipe holds

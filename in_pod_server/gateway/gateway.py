@@ -43,14 +43,22 @@ class Gateway:
         run_dir: where its table is.
         socket_path: of the socket on which Caddy asks us.
         podinfo: the pod's annotations, as a downwardAPI file.
-        port: of the loopback; 0 for none at all.
+        port: where it listens; 0 for none at all.
+        address: at which a proxy reaches it; empty for the loopback and no proxy.
     """
 
     def __init__(
-        self, sandbox_id: str, run_dir: Path, socket_path: Path, podinfo: Path, port: int
+        self,
+        sandbox_id: str,
+        run_dir: Path,
+        socket_path: Path,
+        podinfo: Path,
+        port: int,
+        address: str = "",
     ) -> None:
         self.sandbox_id = sandbox_id
         self.port = port
+        self._address = address
         self._podinfo = podinfo
         self._socket_path = socket_path
         self._folder = run_dir / FOLDER
@@ -104,7 +112,7 @@ class Gateway:
         with contextlib.ExitStack() as stack:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                listener = stack.enter_context(_listening(self.port))
+                listener = stack.enter_context(_listening(self._address, self.port))
                 await endpoint.open()
             except OSError as error:
                 self._why_not = _explained(self.port, error)
@@ -118,7 +126,9 @@ class Gateway:
                 logger.warning("apps cannot be published: %s", self._why_not)
                 yield
                 return
-            self._caddy = caddy = Caddy(path, listener, self._socket_path, self._folder)
+            self._caddy = caddy = Caddy(
+                path, listener, self._socket_path, self._folder, proxied=bool(self._address)
+            )
             if self.table.apps:
                 caddy.want()
             async with anyio.create_task_group() as tasks:
@@ -200,12 +210,16 @@ class Gateway:
         return living
 
 
-def _listening(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _listening(address: str, port: int) -> socket.socket:
+    every = address == contract.EVERY_ADDRESS
+    dual = every and socket.has_dualstack_ipv6()
+    listener = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
     try:
         # What a daemon before us had open must not keep its port from us.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        if dual:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("" if every else address or "127.0.0.1", port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:

@@ -112,8 +112,7 @@ class HomePage:
                 404, "no such app", "This app is not published any more.", html=True
             )
             return Answer(404, kind, body)
-        # The local listener and the ingress tell the scheme no otherwise than by this.
-        scheme = request.headers.get("x-forwarded-proto", "http")
+        scheme = "https" if request.is_secure else "http"
         where = f"{scheme}://{name}.{request.headers['host']}/?token={ticket}"
         return Answer(303, {"Location": where, "Cache-Control": "no-store"})
 

@@ -227,11 +227,17 @@ def web_app() -> Iterator[int]:
 
 @contextlib.contextmanager
 def gateway(
-    base: Path, *, notes: str = "", port: int = 0, idle_seconds: int = 0
+    base: Path,
+    *,
+    notes: str = "",
+    port: int = 0,
+    idle_seconds: int = 0,
+    proxied: bool = False,
 ) -> Iterator[Local]:
     """A daemon with a gateway, one token for everything, and nothing published.
 
-    `notes` is what the pod's annotations say instead, `port` one that may be taken.
+    `notes` is what the pod's annotations say instead, `port` one that may be taken; its clients may be
+    `proxied`.
     """
     port, token = port or free_port(), secrets.token_urlsafe(contract.TOKEN_BYTES)
     (base / "podinfo").mkdir(exist_ok=True)
@@ -240,6 +246,8 @@ def gateway(
         notes or f"{contract.ANNOTATION_ACCESS}={told}\n"
     )
     named = {contract.ENV_SANDBOX_ID: SANDBOX, contract.ENV_IDLE_SECONDS: str(idle_seconds)}
+    if proxied:
+        named[contract.ENV_GATEWAY_ADDRESS] = "127.0.0.1"
     with (
         start_daemon(base, arguments=("--gateway-port", str(port)), **named) as daemon,
         Wire(daemon.socket) as wire,
