@@ -31,9 +31,9 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.loopback import listening
-from host_client.splice import End
 from host_client.tunnel import Tunnel
 from in_pod_server.contract import GATEWAY_PORT
+from in_pod_server.splice import End
 
 if TYPE_CHECKING:
     from host_client.host import Host

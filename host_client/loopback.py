@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 
 from host_client.errors import PodpipeError, PortTaken
-from host_client.splice import End
+from in_pod_server.splice import End
 
 ADDRESSES = ("127.0.0.1", "::1")
 """A name such as localhost may mean either, so both are to be ours."""

@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from host_client import ssh
 from host_client.errors import STDERR_TAIL, PrerequisiteError, SessionLost
 from host_client.kubectl import SPDY
-from host_client.splice import End
+from in_pod_server.splice import End
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -39,9 +39,9 @@ def python_files(package: str) -> list[Path]:
 
 @pytest.mark.parametrize("path", python_files("host_client"), ids=str)
 def test_the_host_knows_only_contract_and_wire_of_the_pod(path: Path) -> None:
-    """Both ends speak MCP over the same connection; nothing else of the pod is the host's."""
+    """Both ends speak MCP over the same connection, and pass bytes on; nothing else of the pod is the host's."""
     foreign = {name for name in imports(path) if name.split(".")[0] == "in_pod_server"}
-    wire = ("connection", "contract", "lines", "streams")
+    wire = ("connection", "contract", "lines", "splice", "streams")
     allowed = tuple(f"in_pod_server.{name}" for name in wire)
     assert {name for name in foreign if not name.startswith(allowed)} <= {
         "in_pod_server"  # `from in_pod_server import contract`

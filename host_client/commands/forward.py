@@ -16,8 +16,8 @@ from host_client.config import Settings
 from host_client.errors import EXIT_DONE, UsageError, root_cause
 from host_client.host import Host
 from host_client.loopback import listening
-from host_client.splice import End
 from host_client.tunnel import Tunnel, has_ssh
+from in_pod_server.splice import End
 
 WITHOUT_SSH = "there is no ssh here, so kubectl port-forward carries the connections"
 

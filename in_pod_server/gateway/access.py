@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class Grant:
     def lives(self, when: datetime) -> bool:
         """Whether it has not run out."""
         return self.until is None or when < self.until
+
+    def lasts(self) -> float:
+        """Until when, as seconds that can be compared."""
+        return self.until.timestamp() if self.until else math.inf
 
     def opens(self, app: str, when: datetime) -> bool:
         """Whether it opens an app then; the sandbox's own page has no name."""
@@ -89,6 +94,10 @@ class Access:
             logger.warning("the grants of this sandbox cannot be read, and stay as they were")
             return
         self.version, self.grants = version, grants[: contract.MAX_GRANTS]
+
+    def opens(self, grant: Grant, app: str, when: datetime) -> bool:
+        """Whether a grant that was found earlier is still there, and opens an app then."""
+        return any(each.hash == grant.hash and each.opens(app, when) for each in self.grants)
 
     def of_cookie(self, cookie: str) -> Grant | None:
         """The grant that a cookie proves, whatever it opens; takes as long for a wrong one."""

@@ -82,6 +82,8 @@ class Answer:
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
+    grant: Grant | None = None
+    """By which it is let through; None for what is public."""
 
 
 class Gatekeeper:
@@ -91,6 +93,7 @@ class Gatekeeper:
         sandbox_id: the second label of its apps' hosts, the first of its own page's.
         access: who may open what.
         port_of: an app's port; None for one that is not published.
+        way: the upstream that leads to an app, of whose grant opened it; None for what is public.
         page: where the sandbox's own page is served, as an upstream.
         on_use: called for each request to an app that was let through.
     """
@@ -100,12 +103,14 @@ class Gatekeeper:
         sandbox_id: str,
         access: Access,
         port_of: Callable[[str], int | None],
+        way: Callable[[str, int, Grant | None], str],
         page: str,
         on_use: Callable[[], None] = lambda: None,
     ) -> None:
         self._sandbox_id = sandbox_id
         self._access = access
         self._port_of = port_of
+        self._way = way
         self._page = page
         self._on_use = on_use
         self._tickets: dict[str, tuple[str, str, float]] = {}
@@ -116,20 +121,18 @@ class Gatekeeper:
         if found is None:
             return _refused(request, 404, "no such app", "Nothing is published under this address.")
         app, base = found
-        if app == PAGE:
-            upstream = self._page
-        else:
-            port = self._port_of(app)
-            if port is None:
-                return _refused(
-                    request, 404, "no such app", f"No app is published as “{app}” in this sandbox."
-                )
-            upstream = f"localhost:{port}"
+        port = None if app == PAGE else self._port_of(app)
+        if app != PAGE and port is None:
+            return _refused(
+                request, 404, "no such app", f"No app is published as “{app}” in this sandbox."
+            )
         answer = self._admitted(request, app, base)
         if answer.status != 200:
             return answer
-        if app != PAGE:
+        upstream = self._page
+        if port is not None:
             self._on_use()
+            upstream = self._way(app, port, answer.grant)
         return Answer(200, {**answer.headers, UPSTREAM: upstream})
 
     def _app(self, host: str) -> tuple[str, str] | None:
@@ -175,16 +178,17 @@ class Gatekeeper:
                 )
             kept = [unquote_plus(each.partition("=")[2]) for each in own if _names_token(each)]
             app_token = {KEPT: kept[0]} if kept and _PLAIN.fullmatch(kept[0]) else {}
-            return Answer(200, {**theirs, SET_COOKIE: set_cookie, STRIP: "1", **app_token})
+            headers = {**theirs, SET_COOKIE: set_cookie, STRIP: "1", **app_token}
+            return Answer(200, headers, grant=grant)
         if by_bearer and by_bearer.opens(app, when):
-            return Answer(200, theirs)
-        if any(grant.opens(app, when) for grant in by_cookie):
+            return Answer(200, theirs, grant=by_bearer)
+        if opening := [grant for grant in by_cookie if grant.opens(app, when)]:
             writes = request.method not in READS or request.upgrade
             if writes and request.origin_is_foreign(base):
                 return _refused(
                     request, 403, "cross-origin request refused", "Another site asked for this."
                 )
-            return Answer(200, theirs)
+            return Answer(200, theirs, grant=max(opening, key=Grant.lasts))
         if _leads_away(path):
             return Answer(400, {}, "bad path")
         public = app != PAGE and request.method == "GET" and not request.upgrade

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +87,7 @@ http:// {
 			transport http {
 				dial_timeout 2s
 				compression off
-				# So that each connection to an app is one request that is open.
+				# So that each connection is one request that is open.
 				keepalive off
 			}
 		}
@@ -190,8 +189,6 @@ class Caddy:
         self._proxied = proxied
         self._child: subprocess.Popen[bytes] | None = None
         self._wanted = anyio.Event()
-        self._cut = False
-        """Whether it is we who ended it."""
 
     @property
     def pid(self) -> int | None:
@@ -215,9 +212,6 @@ class Caddy:
                 await self._once()
             except OSError as error:
                 logger.error("Caddy cannot be started: %s", error)  # noqa: TRY400 - nothing to trace
-            if self._cut:
-                self._cut = False
-                continue
             pause = RESTART_SECONDS[0] if anyio.current_time() - began > HEALTHY_SECONDS else pause
             await anyio.sleep(pause)
             pause = min(2 * pause, RESTART_SECONDS[1])
@@ -267,42 +261,8 @@ class Caddy:
                     await _ended(child)
                 child.kill()
             child.wait()
-        if self._cut:
-            logger.info("Caddy was ended to end its connections")
-            return
         last = (self._folder / "caddy.log").read_text("utf-8", "replace").strip()[-500:]
         logger.warning("Caddy ended with code %d: %s", child.returncode, last)
-
-    def cut(self) -> None:
-        """End every connection at once; those that come next are served by another Caddy."""
-        if self._child:
-            self._cut = True
-            self._child.kill()
-
-    def open_requests(self, ports: Iterable[int]) -> int:
-        """How many requests to apps on these ports are open now, streams among them."""
-        if self._child is None:
-            return 0
-        wanted = set(ports)
-        try:
-            sockets = {
-                str(entry.readlink()) for entry in Path(f"/proc/{self._child.pid}/fd").iterdir()
-            }
-        except OSError:
-            return 0
-        return sum(
-            port in wanted and f"socket:[{inode}]" in sockets for port, inode in _connections()
-        )
-
-
-def _connections() -> Iterable[tuple[int, str]]:
-    """Remote port and inode of each established connection of the network namespace."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/self/net/{table}").read_text("ascii").splitlines()[1:]:
-                words = line.split()
-                if words[3] == "01":
-                    yield int(words[2].rpartition(":")[2], 16), words[9]
 
 
 def _dying_with_us() -> list[str]:

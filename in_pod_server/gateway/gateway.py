@@ -16,12 +16,13 @@ import anyio
 
 from in_pod_server import contract
 from in_pod_server.errors import GatewayFailedError
-from in_pod_server.gateway.access import Access, now
+from in_pod_server.gateway.access import Access, Grant, now
 from in_pod_server.gateway.auth import Gatekeeper
 from in_pod_server.gateway.caddy import Caddy, program
 from in_pod_server.gateway.endpoint import Endpoint
 from in_pod_server.gateway.home_page import App, Facts, HomePage
 from in_pod_server.gateway.routes import Routes, Table
+from in_pod_server.gateway.ways import Ways
 from in_pod_server.podinfo import read_annotations
 from in_pod_server.process import Process
 
@@ -68,6 +69,7 @@ class Gateway:
         self._routes = Routes(
             run_dir / "apps.json", sandbox_id, told.get(contract.ANNOTATION_APPS, "")
         )
+        self._ways = Ways(port)
         self._caddy: Caddy | None = None
         self._why_not = "this sandbox was made without a gateway"
 
@@ -104,6 +106,7 @@ class Gateway:
             self.sandbox_id,
             self.access,
             lambda name: self.table.apps.get(name),
+            self._ways.to,
             f"unix/{self._socket_path}",
             on_use,
         )
@@ -132,6 +135,7 @@ class Gateway:
             if self.table.apps:
                 caddy.want()
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._ways.run)
                 tasks.start_soon(caddy.run)
                 tasks.start_soon(self._watch)
                 try:
@@ -141,16 +145,15 @@ class Gateway:
 
     def told(self, access: object) -> None:
         """Take up the grants that a host tells, and end what they do not cover any more."""
-        before = self._living()
         self.access.take(access)
-        self._cut_if_fewer(before)
+        self._ways.end_unless(self._allowed)
 
     def open_requests(self) -> int:
         """How many requests to published apps are open now, streams among them."""
-        return self._caddy.open_requests(self.table.apps.values()) if self._caddy else 0
+        return self._ways.open_requests()
 
     def publish(self, name: str, port: int) -> Table:
-        """Publish a port by a name; return the new table.
+        """Publish a port by a name, and end what is open to one before; return the new table.
 
         Raises:
             ArgumentError: as `Routes.publish`.
@@ -159,23 +162,18 @@ class Gateway:
         if self._caddy is None:
             raise GatewayFailedError(f"no app can be published: {self._why_not}")
         table = self._routes.publish(name, port)
+        self._ways.end_unless(self._allowed)
         self._caddy.want()
         return table
 
     def close(self, name: str) -> Table:
         """Publish an app no longer, and end its open requests; return the new table.
 
-        Caddy cannot end one app's streams alone, so where there are any all are ended: whoever
-        still may come back does.
-
         Raises:
             ArgumentError, GatewayFailedError: as `Routes.close`.
         """
-        before = self.table.apps
         table = self._routes.close(name)
-        gone = set(before.values()) - set(table.apps.values())
-        if self._caddy and self._caddy.open_requests(gone):
-            self._caddy.cut()
+        self._ways.end_unless(self._allowed)
         return table
 
     async def apps(self) -> Sequence[App]:
@@ -192,22 +190,17 @@ class Gateway:
         return [App(name, port, answers[port]) for name, port in apps]
 
     async def _watch(self) -> None:
-        """Take up what the kubelet tells, and end what grants that ran out had opened."""
-        living = self._living()
+        """Take up what the kubelet tells, and end what grants had opened that are no more."""
         while True:
             await anyio.sleep(LOOK_SECONDS)
             self.access.take(read_annotations(self._podinfo).get(contract.ANNOTATION_ACCESS))
-            living = self._cut_if_fewer(living)
+            self._ways.end_unless(self._allowed)
 
-    def _living(self) -> frozenset[bytes]:
-        when = now()
-        return frozenset(grant.hash for grant in self.access.grants if grant.lives(when))
-
-    def _cut_if_fewer(self, before: frozenset[bytes]) -> frozenset[bytes]:
-        living = self._living()
-        if before - living and self._caddy and self.open_requests():
-            self._caddy.cut()
-        return living
+    def _allowed(self, app: str, port: int, grant: Grant | None) -> bool:
+        """Whether an app is still published on a port, and still open to a grant."""
+        return self.table.apps.get(app) == port and (
+            grant is None or self.access.opens(grant, app, now())
+        )
 
 
 def _listening(address: str, port: int) -> socket.socket:

@@ -18,6 +18,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from in_pod_server import contract
+from in_pod_server.gateway.access import cookie_of
+from in_pod_server.gateway.auth import COOKIE
 from tests.in_pod_server.gateways import Local, access, free_port, gateway, web_app
 from tests.in_pod_server.support import Wire, eventually
 
@@ -239,23 +241,122 @@ def test_a_new_pod_begins_with_the_apps_that_it_was_made_with(short_path: Path, 
         }
 
 
-def test_closing_an_app_ends_its_streams(place: Local, app: int) -> None:
-    place.call("expose_port", internal_port=app, name="web")
-    with place.websocket(headers=place.bearer) as (opened, _):
-        place.call("unexpose_port", name="web")
-        assert ends(opened)
+class Streams:
+    """A WebSocket, an event stream and a download, unread so far, that somebody has opened of one app."""
+
+    def __init__(self, stack: contextlib.ExitStack, place: Local, app: str, token: str) -> None:
+        bearer = {"Authorization": f"Bearer {token}"}
+        self.socket = stack.enter_context(place.websocket(headers=bearer, app=app))[0]
+        self.responses = []
+        for target in ("/sse", "/endless"):
+            connection, response = place.open("GET", target, bearer, app=app)
+            stack.callback(connection.close)
+            assert response.status == 200
+            self.responses.append(response)
+
+    def go_on(self) -> bool:
+        self.socket.send("still there")
+        return self.socket.recv(10) == "still there" and all(
+            response.read(10) for response in self.responses
+        )
+
+    def end(self) -> bool:
+        """Whether all are ended by the other end, within our patience."""
+        for response in self.responses:
+            with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+                while response.read(1 << 16):
+                    pass
+        return ends(self.socket)
+
+
+@pytest.fixture
+def opened() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def test_closing_an_app_ends_its_streams_and_no_others(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
+    for name in ("web", "other"):
+        place.call("expose_port", internal_port=app, name=name)
+    closed = Streams(opened, place, "web", place.token)
+    kept = Streams(opened, place, "other", place.token)
+    many = [
+        opened.enter_context(place.websocket(headers=place.bearer, app="other"))[0]
+        for _ in range(50)
+    ]
+    began = time.monotonic()
+    place.call("unexpose_port", name="web")
+    assert closed.end()
+    assert time.monotonic() - began < 5, "at once, where nobody else is at work"
+    assert kept.go_on()
+    for each in many:
+        each.send("still there")
+    assert [each.recv(10) for each in many] == ["still there"] * 50
     assert place.ask("GET", "/", place.bearer).status == 404
+    assert place.ask("GET", "/", place.bearer, app="other").status == 200
 
 
-def test_rotating_ends_what_the_old_tokens_opened(place: Local, app: int) -> None:
+def test_publishing_a_name_on_another_port_ends_what_was_open_on_the_first(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
+    for name in ("web", "other"):
+        place.call("expose_port", internal_port=app, name=name)
+    moved, kept = (Streams(opened, place, name, place.token) for name in ("web", "other"))
     place.call("expose_port", internal_port=app, name="web")
+    assert moved.go_on(), "it is published as it was"
+    with web_app() as another:
+        place.call("expose_port", internal_port=another, name="web")
+        assert moved.end()
+        assert kept.go_on()
+        assert place.ask("GET", "/", place.bearer).status == 200
+
+
+def test_rotating_ends_what_the_old_tokens_opened(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
+    for name in ("web", "other"):
+        place.call("expose_port", internal_port=app, name=name)
     fresh = secrets.token_urlsafe(32)
-    with place.websocket(headers=place.bearer) as (opened, _):
-        place.tell(access(2, (fresh, "", "")))
-        assert ends(opened)
+    old = [Streams(opened, place, name, place.token) for name in ("web", "other")]
+    place.tell(access(2, (fresh, "", "")))
+    assert all(streams.end() for streams in old)
     assert place.ask("GET", "/", place.bearer).status == 401
     assert place.ask("GET", "/", {"Cookie": place.cookie}).status == 401
     assert place.ask("GET", "/", {"Authorization": f"Bearer {fresh}"}).status == 200
+
+
+def test_a_token_that_is_taken_back_ends_what_it_opened_and_no_others(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
+    place.call("expose_port", internal_port=app, name="web")
+    shared = secrets.token_urlsafe(32)
+    place.tell(access(2, (place.token, "", ""), (shared, "web", "")))
+    theirs = Streams(opened, place, "web", shared)
+    kept = Streams(opened, place, "web", place.token)
+    by_cookie = opened.enter_context(place.websocket(headers={"Cookie": place.cookie}))[0]
+    by_link = opened.enter_context(place.websocket(f"/ws?token={shared}"))[0]
+    place.tell(access(3, (place.token, "", "")))
+    assert theirs.end()
+    assert ends(by_link)
+    assert kept.go_on()
+    by_cookie.send("still there")
+    assert by_cookie.recv(10) == "still there"
+
+
+def test_of_two_cookies_the_one_that_lasts_keeps_a_stream(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
+    place.call("expose_port", internal_port=app, name="web")
+    shared = secrets.token_urlsafe(32)
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    place.tell(access(2, (shared, "web", until), (place.token, "", "")))
+    both = {"Cookie": f"{COOKIE}={cookie_of(shared)}; {place.cookie}"}
+    socket = opened.enter_context(place.websocket(headers=both))[0]
+    place.tell(access(3, (place.token, "", "")))
+    socket.send("still there")
+    assert socket.recv(10) == "still there"
 
 
 def test_another_token_beside_the_first_cuts_nothing(place: Local, app: int) -> None:
@@ -300,16 +401,19 @@ def test_a_grant_of_one_app_opens_no_other_and_no_page(place: Local, app: int) -
     assert "authorization" not in seen["headers"], "the other app does not see it either"
 
 
-def test_a_grant_that_runs_out_opens_nothing_and_ends_its_streams(place: Local, app: int) -> None:
+def test_a_grant_that_runs_out_opens_nothing_and_ends_its_streams(
+    place: Local, app: int, opened: contextlib.ExitStack
+) -> None:
     place.call("expose_port", internal_port=app, name="web")
     shared = secrets.token_urlsafe(32)
     until = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
     place.tell(access(2, (place.token, "", ""), (shared, "web", until)))
     bearer = {"Authorization": f"Bearer {shared}"}
-    with place.websocket(headers=bearer) as (opened, _):
-        assert ends(opened)
+    kept = Streams(opened, place, "web", place.token)
+    assert Streams(opened, place, "web", shared).end()
     assert place.ask("GET", "/", bearer).status == 401
     assert place.ask("GET", "/", place.bearer).status == 200
+    assert kept.go_on()
 
 
 def test_the_kubelets_file_is_taken_up_too(place: Local, app: int) -> None:

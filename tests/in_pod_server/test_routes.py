@@ -26,7 +26,7 @@ ASCII = st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_s
 def keeper(**apps: int) -> Gatekeeper:
     known = Access()
     known.take(access(1, (TOKEN, "", "")))
-    return Gatekeeper("s1", known, apps.get, "unix//page")
+    return Gatekeeper("s1", known, apps.get, lambda app, port, _: f"{app}:{port}", "unix//page")
 
 
 def ask(host: str, uri: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
@@ -113,7 +113,7 @@ def test_any_host_leads_to_its_own_app_or_nowhere(host: str) -> None:
     labels = host.lower().split(".")
     if status == 200:
         assert labels[:2] == ["web", "s1"] or labels[0] == "s1"
-        assert upstream == ("localhost:3000" if labels[0] == "web" else "unix//page")
+        assert upstream == ("web:3000" if labels[0] == "web" else "unix//page")
     else:
         assert status == 404
 

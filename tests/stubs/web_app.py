@@ -1,12 +1,13 @@
 """An app as an agent would write one: it tells what it saw of each request. `web_app.py PORT`.
 
-GET /sse streams events, /slow answers when it is let go by /go, an upgrade to a WebSocket is echoed;
-everything else is told as JSON. Standard library only: it runs in a sandbox too.
+GET /sse streams events, /endless sends zeros for as long as they are read, /slow answers when it is let
+go by /go, an upgrade to a WebSocket is echoed; everything else is told as JSON. Standard library only: it runs in a sandbox too.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import struct
@@ -34,6 +35,8 @@ class App(BaseHTTPRequestHandler):
             self.echo_frames()
         elif self.path.startswith("/sse"):
             self.stream_events()
+        elif self.path.startswith("/endless"):
+            self.send_zeros()
         else:
             if self.path == "/slow":
                 go.wait(30)
@@ -91,6 +94,16 @@ class App(BaseHTTPRequestHandler):
                 return
             count += 1
             time.sleep(0.05)
+
+    def send_zeros(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(1 << 40))
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(bytes(1 << 16))
 
     def echo_frames(self) -> None:
         key = self.headers["Sec-WebSocket-Key"].encode()

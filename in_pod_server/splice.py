@@ -81,6 +81,15 @@ class End(asyncio.Protocol):
         """Close it once what was written has left."""
         self.transport.close()
 
+    def reset(self) -> None:
+        """Cut it off at once, so that it does not look like what has ended; what has not left is lost."""
+        if self.lost.is_set():
+            return
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        self.transport.abort()
+
     # --- called by the event loop ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,8 +114,14 @@ class End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is no more, and so is the other once it has been told all."""
-        if exc and self._other and (self._heard or not self._other._silent):
-            self._other._reset()  # what was cut off is not to look like what has ended
+        other = self._other
+        if (
+            exc
+            and other
+            and (self._heard or not other._silent)
+            and not other.transport.is_closing()
+        ):
+            other.reset()  # what was cut off is not to look like what has ended
         self._end()
         self.lost.set()
         if self._other:
@@ -134,14 +149,6 @@ class End(asyncio.Protocol):
         if not self.transport.is_closing():
             with suppress(OSError):  # it is gone, of which the loop tells next
                 self.transport.write_eof()
-
-    def _reset(self) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-        self.transport.abort()
 
     def _end(self) -> None:
         if not self._ended:

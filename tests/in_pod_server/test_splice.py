@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from host_client.splice import End
+from in_pod_server.splice import End
 
 BOUND = 20
 

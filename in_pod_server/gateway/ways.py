@@ -1,0 +1,144 @@
+"""The ways from Caddy to the apps: each ends when the right by which it was opened does.
+
+Caddy can end all of its connections or none. So it reaches an app by an address of the loopback that
+stands for that app, its port and one grant, where we take its connections and pass them on: what came
+by there is known, and is cut when the app is closed or the grant is gone, while nothing else is touched.
+No address is used twice, so a request that was let through just before leads nowhere, and its port is
+the gateway's own, on which no app may listen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from in_pod_server.gateway.access import Grant
+from in_pod_server.splice import End
+
+FIRST: Final = ipaddress.IPv4Address("127.1.0.1")
+BACKLOG: Final = 512
+DIAL_SECONDS: Final = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Ways:
+    """The ways to all apps of one sandbox.
+
+    Args:
+        port: of their addresses.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._addresses = map(FIRST.__add__, itertools.count())
+        self._ways: dict[tuple[str, int, Grant | None], Way] = {}
+
+    async def run(self) -> None:
+        """Have ways until cancelled; there are none before."""
+        async with anyio.create_task_group() as self._tasks:
+            await anyio.sleep_forever()
+
+    def to(self, app: str, port: int, grant: Grant | None) -> str:
+        """The upstream for a request to an app.
+
+        Args:
+            app: its name.
+            port: where it listens.
+            grant: by which it is opened; None for what is public.
+
+        Raises:
+            OSError: there is no room for another.
+        """
+        assert self._tasks
+        key = app, port, grant
+        if key not in self._ways:
+            self._ways[key] = Way(f"{next(self._addresses)}", self._port, port)
+            self._tasks.start_soon(self._ways[key].serve)
+        return self._ways[key].upstream
+
+    def end_unless(self, allowed: Callable[[str, int, Grant | None], bool]) -> None:
+        """End the ways of which it is not true, given app, port and grant, and every request on them."""
+        for key in [key for key in self._ways if not allowed(*key)]:
+            self._ways.pop(key).end()
+
+    def open_requests(self) -> int:
+        """How many requests are open, streams among them: Caddy has a connection for each."""
+        return sum(way.open_requests for way in self._ways.values())
+
+
+class Way:
+    """One address, and what came by there.
+
+    Args:
+        address: of the loopback.
+        port: of it.
+        leads_to: a port of an app.
+
+    Raises:
+        OSError: it cannot be listened on.
+    """
+
+    def __init__(self, address: str, port: int, leads_to: int) -> None:
+        self.upstream = f"{address}:{port}"
+        self.open_requests = 0
+        self._leads_to = leads_to
+        self._listener = socket.create_server((address, port), backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._scope = anyio.CancelScope()
+
+    def end(self) -> None:
+        """Take no more, and cut what is open."""
+        self._scope.cancel()
+
+    async def serve(self) -> None:
+        """Pass on what comes, until the end."""
+        with self._listener, self._scope:
+            async with anyio.create_task_group() as requests:
+
+                class Client(End):
+                    """A connection of Caddy."""
+
+                    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                        super().connection_made(transport)
+                        requests.start_soon(lead, self)
+
+                lead = self._lead
+                loop = asyncio.get_running_loop()
+                server = await loop.create_server(Client, sock=self._listener)
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    server.close()
+
+    async def _lead(self, client: End) -> None:
+        ends = [client]
+        self.open_requests += 1
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                ends.append(await self._dialled())
+            await client.join(ends[1])
+        except OSError as error:
+            # Caddy is cut off, and says so to its client.
+            logger.info("no way to port %d: %s", self._leads_to, error)
+        finally:
+            self.open_requests -= 1
+            for end in ends:
+                end.reset()
+
+    async def _dialled(self) -> End:
+        """A connection to the app. Raises `OSError` where it takes none."""
+        loop = asyncio.get_running_loop()
+        try:
+            return (await loop.create_connection(End, "127.0.0.1", self._leads_to))[1]
+        except ConnectionRefusedError:
+            return (await loop.create_connection(End, "::1", self._leads_to))[1]
