@@ -12,10 +12,12 @@ import fcntl
 import gc
 import logging
 import os
+import platform
 import secrets
 import signal
 import socket
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +34,11 @@ FLUSH_SECONDS: Final = 1.5
 """How long connections may take to write their last replies when the daemon ends."""
 MAX_SOCKET_PATH: Final = 107
 JOURNAL: Final = "calls.journal"
+SLICE_NANOSECONDS: Final = 100_000
+"""The daemon's turn on a CPU: the shortest that Linux takes."""
 _PR_SET_DUMPABLE: Final = 4
+_SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
+_SCHED_FLAG_RESET_ON_FORK: Final = 1
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +94,7 @@ def serve(paths: Paths, options: Options) -> int:
     """
     _close_stdin()
     _become_undumpable()
+    _take_short_turns()
     with bound(paths.socket) as listener:
         _prepare(paths)
         # Collecting garbage while mcp builds its models costs a sixth of the start.
@@ -161,6 +168,33 @@ def _become_undumpable() -> None:
     """Keep our memory from the commands: they have our uid, and could ptrace us otherwise."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _take_short_turns() -> None:
+    """Ask the scheduler for short turns that come at once, in place of long ones that come late.
+
+    Whoever has the shorter turn interrupts who has the longer one (Linux 6.12 and newer, man
+    sched_setattr(2); older ones take no notice). Without it the daemon, which is suspended while a
+    command it starts becomes its program, was woken only when a short command had ended: 0.76 ms
+    instead of 0.12. Commands get the usual turns again.
+    """
+    number = _SCHED_SETATTR.get(platform.machine())
+    if sys.platform != "linux" or number is None:
+        return
+    # struct sched_attr: size, policy (0 is the usual one), flags, nice, priority, and the turn,
+    # followed by what only other policies have.
+    attributes = struct.pack(
+        "=IIQiIQQQ",
+        48,
+        0,
+        _SCHED_FLAG_RESET_ON_FORK,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        0,
+        SLICE_NANOSECONDS,
+        0,
+        0,
+    )
+    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
 
 
 def hello(podinfo: Path) -> dict[str, object]:

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ import pytest
 from mcp import Client
 
 from in_pod_server import __version__, contract
-from in_pod_server.daemon import DaemonError, bound
+from in_pod_server.daemon import SLICE_NANOSECONDS, DaemonError, bound
 from tests.in_pod_server.support import (
     INITIALIZE,
     PATIENCE,
@@ -443,6 +445,28 @@ def test_the_daemon_s_memory_is_not_for_its_commands() -> None:
     )
     assert ran.stdout == b"0\n"
     assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 1
+
+
+def test_the_daemon_s_turns_on_a_cpu_are_short_and_its_commands_are_the_usual(
+    daemon: Daemon,
+) -> None:
+    """So a command that just started cannot keep the daemon waiting, nor be interrupted more often."""
+    usual = turn_of(0)
+    if usual == 0:
+        pytest.skip("this Linux, older than 6.12, has one length of turn for all")
+    with Wire(daemon.socket) as wire:
+        started = wire.call(1, "start_background", command="sleep 60")["structuredContent"]
+        assert turn_of(daemon.process.pid) == SLICE_NANOSECONDS < usual
+        assert turn_of(started["pid"]) == usual
+
+
+def turn_of(pid: int) -> int:
+    """The turn that the scheduler gives a process, in ns; 0 where it is not the process's own."""
+    number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
+    attributes = ctypes.create_string_buffer(48)
+    assert ctypes.CDLL(None).syscall(number, pid, attributes, 48, 0) == 0
+    turn: int = struct.unpack_from("=Q", attributes, 24)[0]
+    return turn
 
 
 def test_tools_json_is_what_the_server_lists(daemon: Daemon, wire: Wire) -> None:
