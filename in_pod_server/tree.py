@@ -140,8 +140,10 @@ class Census:
         for count, pid in enumerate(_pids(), 1):
             if count % SCAN_BATCH == 0:
                 await anyio.lowlevel.checkpoint()
+            if pid in (1, self._own):
+                continue
             stat = read_stat(pid)
-            if stat is None or pid in (1, self._own) or stat.started < self._since:
+            if stat is None or stat.started < self._since:
                 continue
             # Once marked, always ours: a process may start anew with an empty environment.
             key = (pid, stat.started)
