@@ -17,30 +17,15 @@ from datetime import datetime
 from typing import Any, Self
 
 from host_client.errors import UsageError
-from host_client.sandbox import parse_timestamp
+from host_client.gateway import Gateway
+from host_client.sandbox import PodView, parse_timestamp
 from in_pod_server import contract as c
 
-DOMAIN = "sandbox.localhost"
-"""Of the local addresses; browsers lead every name below `localhost` to this machine."""
 REDACTED = "redacted"
 EXPOSE, LIST, UNEXPOSE = "expose_port", "list_apps", "unexpose_port"
 APP_TOOLS = (EXPOSE, LIST, UNEXPOSE)
 TABLE = "table"
 """In the results of these: the daemon's table."""
-
-
-def address(port: int, sandbox_id: str, app: str = "", token: str = "") -> str:
-    """The local address of an app, or of the sandbox's own page.
-
-    Args:
-        port: of this machine's loopback, where apps are served.
-        sandbox_id: of the sandbox.
-        app: its name; empty for the page.
-        token: makes it a link that opens it.
-    """
-    host = f"{app}.{sandbox_id}" if app else sandbox_id
-    query = f"?token={token}" if token else ""
-    return f"http://{host}.{DOMAIN}:{port}/{query}"
 
 
 def version_of(text: str) -> int:
@@ -128,17 +113,27 @@ def _over(until: str, now: datetime) -> bool:
         return True
 
 
-def told_with_addresses(result: dict[str, Any], port: int) -> dict[str, Any]:
+def out_of_reach(gateway: Gateway, sandbox_id: str, pod: PodView) -> str:
+    """Why no address of a sandbox leads to the pod that it has now; empty where they do."""
+    if not gateway.in_cluster or pod.proxied:
+        return ""
+    return (
+        f"sandbox {sandbox_id} was started without GATEWAY={gateway.kind}, so its addresses do not "
+        f"lead to it yet: suspend and resume it (`podpipe suspend {sandbox_id}`)"
+    )
+
+
+def told_with_addresses(result: dict[str, Any], gateway: Gateway) -> dict[str, Any]:
     """A result of one of APP_TOOLS as a model sees it: with addresses, without the table."""
     facts = result.get("structuredContent")
     if not isinstance(facts, dict):
         return result
     shown = {name: value for name, value in facts.items() if name != TABLE}
-    listed = [_with_address(app, port) for app in shown.get("apps", [])]
+    listed = [_with_address(app, gateway) for app in shown.get("apps", [])]
     lines = [f"{app['name']}: {app['url']}" for app in listed]
     if "host" in shown:
         _, _, sandbox_id = str(shown["host"]).partition(".")
-        shown = _with_address(shown, port)
+        shown = _with_address(shown, gateway)
         lines.append(
             f"{shown['url']} is its address, with ?token= and the token of create_sandbox; a person "
             f"opens it by `podpipe open {sandbox_id} {shown['name']}`"
@@ -149,7 +144,7 @@ def told_with_addresses(result: dict[str, Any], port: int) -> dict[str, Any]:
     return result | {"structuredContent": shown, "content": content}
 
 
-def _with_address(app: Mapping[str, Any], port: int) -> dict[str, Any]:
+def _with_address(app: Mapping[str, Any], gateway: Gateway) -> dict[str, Any]:
     name, _, sandbox_id = str(app["host"]).partition(".")
     rest = {key: value for key, value in app.items() if key != "host"}
-    return {**rest, "url": address(port, sandbox_id, name)}
+    return {**rest, "url": gateway.address(sandbox_id, name)}

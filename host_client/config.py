@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from host_client.errors import UsageError
+from host_client.gateway import DOMAIN, OPEN_PORT, Gateway
 from host_client.identity import default_user, user_key
 from host_client.quantity import quantity, refuse_beyond_cap
 from in_pod_server.contract import MAX_FILE_BYTES
 
 IDLE_SECONDS = 600
-OPEN_PORT = 8790
 REAPER_INTERVAL_SECONDS = 60
 MAX_SANDBOXES_PER_USER = 20
 MAX_SANDBOXES = 1000
@@ -87,6 +87,21 @@ SETTINGS_HELP: Mapping[str, tuple[str, str]] = {
         str(OPEN_PORT),
         "port of this machine's loopback at which published apps are served",
     ),
+    "GATEWAY": (
+        "local",
+        "local: apps are at this machine's address; ingress, httproute: each sandbox gets its own",
+    ),
+    "BASE_DOMAIN": (DOMAIN, "apps are at `<name>.<sandbox_id>.<BASE_DOMAIN>`"),
+    "GATEWAY_SCHEME": (
+        "https",
+        "how browsers reach that Ingress or HTTPRoute; with the port if it is unusual: `http:8080`",
+    ),
+    "GATEWAY_ANNOTATIONS": (
+        "",
+        "annotations of each Ingress or HTTPRoute for its controller, NAME=VALUE, comma-separated",
+    ),
+    "INGRESS_CLASS": ("", "class of each Ingress; empty means the cluster's default"),
+    "HTTPROUTE_PARENT": ("", "the Gateway of each HTTPRoute, NAMESPACE/NAME"),
     "PODPIPE_ACCESS_TOOL": (
         "off",
         "on: serve offers get_sandbox_access, which makes tokens for apps; for trusted gateways only",
@@ -177,7 +192,8 @@ class Settings:
     resumes: bool = True
     """Whether a call on a suspended sandbox resumes it."""
     idle_seconds: int = IDLE_SECONDS
-    open_port: int = OPEN_PORT
+    gateway: Gateway = field(default_factory=Gateway)
+    """Where published apps are reached."""
     access_tool: bool = False
     """Whether a model, or what stands between it and us, may make tokens."""
     log_level: str = "WARNING"
@@ -292,8 +308,11 @@ class Settings:
             idle_seconds=_integer(
                 env.get("PODPIPE_IDLE_SECONDS", ""), "PODPIPE_IDLE_SECONDS", IDLE_SECONDS, 1, 86400
             ),
-            open_port=_integer(
-                env.get("PODPIPE_OPEN_PORT", ""), "PODPIPE_OPEN_PORT", OPEN_PORT, 1024, 65535
+            gateway=Gateway.from_texts(
+                lambda name: text(name, ""),
+                _integer(
+                    env.get("PODPIPE_OPEN_PORT", ""), "PODPIPE_OPEN_PORT", OPEN_PORT, 1024, 65535
+                ),
             ),
             access_tool=_choice(
                 env.get("PODPIPE_ACCESS_TOOL", ""), "PODPIPE_ACCESS_TOOL", ("off", "on")

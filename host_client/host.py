@@ -178,7 +178,7 @@ class Host:
 
         async with self._listening:
             if self._listener is None:
-                listener = Listener(self, self.settings.open_port, self._tasks)
+                listener = Listener(self, self.settings.gateway.port, self._tasks)
                 await self._tasks.start(self._serve, listener)
                 self._listener = listener
             return self._listener

@@ -54,6 +54,8 @@ SPDY = {"KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
 """The carrier that kubectl is asked for where much is carried. The API server passes SPDY on to the node
 as it comes, while it unpacks WebSockets and packs them again, at four times the work. Whoever has set it
 has the last word, and not every proxy on the way lets it through."""
+CORE = "/api/v1"
+"""Path of the API group that has pods and services."""
 UNCHECKED = "--validate=ignore"
 """Spares kubectl the download of every schema (35 ms a call); a test has the server check ours."""
 
@@ -242,9 +244,9 @@ class Kubectl:
         """The command line of `kubectl exec -i` into a sandbox pod; never a terminal."""
         return self.argv("exec", "-i", "-q", pod, "-c", CONTAINER, "--", *command)
 
-    def raw_path(self, resource: str, name: str = "") -> str:
-        """The API path of a core resource in the namespace."""
-        return f"/api/v1/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
+    def raw_path(self, resource: str, name: str = "", group: str = CORE) -> str:
+        """The API path of a resource in the namespace."""
+        return f"{group}/namespaces/{self.namespace}/{resource}" + (f"/{name}" if name else "")
 
     async def run(self, *args: str, stdin: str = "", timeout: float = CALL_TIMEOUT_SECONDS) -> str:
         """One short call.
@@ -362,10 +364,10 @@ class Kubectl:
             )
         return parsed
 
-    async def get(self, resource: str, name: str) -> Object | None:
+    async def get(self, resource: str, name: str, group: str = CORE) -> Object | None:
         """One object, or None where the API says 404."""
         try:
-            return await self.json("get", "--raw", self.raw_path(resource, name))
+            return await self.json("get", "--raw", self.raw_path(resource, name, group))
         except NotFound:
             return None
 

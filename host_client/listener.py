@@ -20,7 +20,6 @@ import anyio
 import anyio.abc
 import h11
 
-from host_client.apps import DOMAIN, address
 from host_client.errors import (
     PodpipeError,
     PortTaken,
@@ -30,6 +29,7 @@ from host_client.errors import (
     StillStarting,
     root_cause,
 )
+from host_client.gateway import DOMAIN, Gateway
 from host_client.loopback import listening
 from host_client.tunnel import Tunnel
 from in_pod_server.contract import GATEWAY_PORT
@@ -86,7 +86,7 @@ class Listener:
 
     def url(self, sandbox_id: str, app: str = "") -> str:
         """Where an app is, or the sandbox's own page."""
-        return address(self._port, sandbox_id, app)
+        return Gateway(port=self._port).address(sandbox_id, app)
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
         """Listen until cancelled; started as soon as anybody does, with whether it is this process.

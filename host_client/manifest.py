@@ -124,7 +124,7 @@ def pod(
 
     Args:
         sandbox: a record that the API has given a uid.
-        settings: namespace and pull secrets.
+        settings: namespace, pull secrets, and whether a proxy of the cluster leads to apps.
         runtime_class: empty for the cluster's default.
         access_modes: of the home's claim; one that a single node writes keeps its pods together.
     """
@@ -136,6 +136,25 @@ def pod(
         runtime_class=runtime_class,
         one_node="ReadWriteMany" not in access_modes,
         pull_secrets=settings.pull_secrets,
+        proxied=settings.gateway.in_cluster,
+    )
+
+
+def gateway(sandbox: Sandbox, settings: Settings) -> list[Object]:
+    """The Service of a sandbox, and the Ingress or HTTPRoute that leads to it; none for GATEWAY=local.
+
+    Args:
+        sandbox: a record that the API has given a uid.
+        settings: name the namespace, and say what leads to apps.
+    """
+    if not settings.gateway.in_cluster:
+        return []
+    return render_all(
+        "gateway.yaml.j2",
+        sandbox=sandbox,
+        namespace=settings.namespace,
+        gateway=settings.gateway,
+        hosts=[settings.gateway.host(sandbox.id, app) for app in ("", "*")],
     )
 
 
@@ -154,5 +173,6 @@ def everything(sandbox: Sandbox, settings: Settings) -> list[Object]:
         namespace(settings),
         home(settings, storage_class),
         record(sandbox, settings),
+        *gateway(sandbox, settings),
         pod(sandbox, settings, runtime_class, [settings.storage_access_mode]),
     ]

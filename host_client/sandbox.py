@@ -342,6 +342,8 @@ class PodView:
     ended_reason: str
     """Why the whole pod ended or is being ended, as Kubernetes says it, for example "Evicted: Usage of
     EmptyDir volume "tmp" exceeds the limit"; empty where it does not say."""
+    proxied: bool = False
+    """Whether its gateway listens for a proxy of the cluster."""
 
     @property
     def ended(self) -> bool:
@@ -391,6 +393,11 @@ class PodView:
             if scheduled.get("reason") == "Unschedulable"
             else None,
             ended_reason=_ended_reason(status) or state.get("terminated", {}).get("message", ""),
+            proxied=any(
+                each["name"] == c.ENV_GATEWAY_ADDRESS
+                for container in pod["spec"].get("containers", [])
+                for each in container.get("env", [])
+            ),
         )
 
     def failure(self, now: datetime) -> tuple[str, str] | None:

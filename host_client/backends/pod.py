@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 from host_client import manifest
+from host_client.backends import gateway
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.errors import (
     AlreadyExists,
@@ -279,9 +280,10 @@ class PodBackend:
             home: what `home()` gave.
 
         Raises:
-            LaunchFailed: the API refused the pod: quota, Pod Security, policy.
+            LaunchFailed: the API refused the pod, or what leads to it: quota, Pod Security, policy.
             NameTaken: an object of that name is not ours.
         """
+        await gateway.lead_to(self._kubectl, sandbox, self._settings)
         runtime_class, storage_class = await self.cluster_classes()
         claim = [] if home else [manifest.home(self._settings, storage_class)]
         access_modes = (home or claim[0])["spec"]["accessModes"]

@@ -11,12 +11,12 @@ from host_client.apps import (
     EXPOSE,
     LIST,
     UNEXPOSE,
-    address,
     apps_of,
+    out_of_reach,
     told_with_addresses,
 )
 from host_client.commands.lifecycle import opened, patiently
-from host_client.commands.output import show, table, watched
+from host_client.commands.output import show, table, warn, watched
 from host_client.config import MAX_TTL_LIMIT, Settings
 from host_client.errors import EXIT_DONE, PodpipeError, UsageError
 
@@ -37,7 +37,7 @@ async def list_apps(settings: Settings, arguments: argparse.Namespace) -> int:
                     "name": name,
                     "internal_port": port,
                     "answers": False,
-                    "url": address(settings.open_port, sandbox.id, name),
+                    "url": settings.gateway.address(sandbox.id, name),
                 }
                 for name, port in apps_of(sandbox.apps).items()
             ]
@@ -79,6 +79,8 @@ async def _changed(
     async with opened(settings, arguments) as host:
         with watched() as progress:
             session = await patiently(host, arguments.sandbox, progress)
+        if why := out_of_reach(settings.gateway, session.sandbox.id, session.pod):
+            warn([why])
         return await _call(settings, host.sessions.call, session.sandbox.id, tool, asked)
 
 
@@ -93,7 +95,7 @@ async def _call(
     result = await call(ref, tool, dict(asked), reads_only=tool == LIST)
     if result.get("isError"):
         raise PodpipeError("\n".join(block.get("text", "") for block in result["content"]))
-    facts: dict[str, Any] = told_with_addresses(result, settings.open_port)["structuredContent"]
+    facts: dict[str, Any] = told_with_addresses(result, settings.gateway)["structuredContent"]
     return facts
 
 
@@ -106,9 +108,11 @@ async def access(settings: Settings, arguments: argparse.Namespace) -> int:
             made = await host.apps.grant(
                 arguments.sandbox, app=arguments.app, seconds=seconds, rotate=arguments.rotate
             )
-    port = settings.open_port
     names = [made.app] if made.app else ["", *apps_of(made.sandbox.apps)]
-    links = {name or "page": address(port, made.sandbox.id, name, made.token) for name in names}
+    links = {
+        name or "page": settings.gateway.address(made.sandbox.id, name, made.token)
+        for name in names
+    }
     facts = {
         "sandbox_id": made.sandbox.id,
         "token": made.token,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from host_client.apps import REDACTED, address, first_grant, new_token
+from host_client.apps import REDACTED, first_grant, new_token
 from host_client.commands.output import show, table, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, PodpipeError, StillStarting, UsageError
@@ -42,7 +42,7 @@ async def create(settings: Settings, arguments: argparse.Namespace) -> int:
             session = await patiently(host, status.sandbox.id, progress)
         # It has answered, whatever its status in the cluster says yet.
         facts = Status(session.sandbox, "running", session.pod, "").to_json()
-        facts["url"] = address(settings.open_port, session.sandbox.id)
+        facts["url"] = settings.gateway.address(session.sandbox.id)
         facts["token"] = token
         facts["warnings"] = host.launcher.warnings
     warn(facts["warnings"])
@@ -101,7 +101,7 @@ async def status(settings: Settings, arguments: argparse.Namespace) -> int:
     """Show one sandbox."""
     async with opened(settings, arguments) as host:
         facts = (await host.sessions.status(arguments.sandbox)).to_json()
-    facts["url"] = address(settings.open_port, facts["sandbox_id"])
+    facts["url"] = settings.gateway.address(facts["sandbox_id"])
     facts["token"] = REDACTED
     show(arguments, table([(key, str(value)) for key, value in facts.items()]), facts)
     return EXIT_DONE

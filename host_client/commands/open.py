@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from host_client.apps import DOMAIN, address, apps_of
+from host_client.apps import apps_of, out_of_reach
 from host_client.commands.apps import seconds_of
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, PodpipeError, UsageError
+from host_client.gateway import DOMAIN
 from host_client.listener import Listener
 from host_client.ssh import runtime_folder
 from host_client.tunnel import has_ssh
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from host_client.host import Host
 
 LINK_LIFETIME = "8h"
+BROWSER_SECONDS = 5.0
+"""In which a browser has read the page that it was started with."""
 
 
 async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -37,19 +40,35 @@ async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.share and not arguments.app:
         raise UsageError("--share needs the app that the link is to open, and no other")
     seconds = seconds_of(arguments.lifetime)
+    gateway = settings.gateway
+    if gateway.in_cluster and not arguments.sandbox:
+        raise UsageError(
+            f"with GATEWAY={gateway.kind} nothing is served here, for the cluster leads to "
+            f"{gateway.address('SANDBOX_ID', 'APP')}: name the sandbox that is to be opened"
+        )
     async with opened(settings, arguments) as host:
-        facts: dict[str, Any] = {"port": settings.open_port}
+        facts: dict[str, Any] = {"port": gateway.port}
         if arguments.sandbox:
             with watched() as progress:
-                await patiently(host, arguments.sandbox, progress)
+                session = await patiently(host, arguments.sandbox, progress)
                 facts |= await _linked(host, arguments.sandbox, arguments.app, seconds)
+            if why := out_of_reach(gateway, session.sandbox.id, session.pod):
+                warn([why])
         if arguments.share:
             show(arguments, f"{facts['link']}  opens it for {arguments.lifetime}", facts)
+            return EXIT_DONE
+        if gateway.in_cluster:
+            show(arguments, facts["link"], facts)
+            sys.stdout.flush()
+            if arguments.browser and not arguments.json:
+                with _page(settings, facts["link"]) as page:
+                    await anyio.to_thread.run_sync(webbrowser.open, page, abandon_on_cancel=True)
+                    await anyio.sleep(BROWSER_SECONDS)
             return EXIT_DONE
         if not has_ssh(host):
             warn([WITHOUT_SSH])
         async with anyio.create_task_group() as tasks:
-            listener = Listener(host, settings.open_port, tasks)
+            listener = Listener(host, gateway.port, tasks)
             facts["listening"] = await tasks.start(listener.serve)
             where = facts.get("link") or listener.url("SANDBOX_ID", "APP")
             by = "until ctrl-C" if facts["listening"] else "by another podpipe, then by this one"
@@ -77,10 +96,10 @@ async def _linked(host: Host, ref: str, app: str, seconds: int) -> dict[str, str
             f"`podpipe expose {ref} PORT NAME`"
         )
     made = await host.apps.grant(ref, app=app, seconds=seconds)
-    port = host.settings.open_port
+    gateway = host.settings.gateway
     return {
-        "url": address(port, sandbox.id, app),
-        "link": address(port, sandbox.id, app, made.token),
+        "url": gateway.address(sandbox.id, app),
+        "link": gateway.address(sandbox.id, app, made.token),
     }
 
 

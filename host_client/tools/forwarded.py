@@ -17,11 +17,11 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from host_client.apps import APP_TOOLS, told_with_addresses
+from host_client.apps import APP_TOOLS, out_of_reach, told_with_addresses
 from host_client.errors import PodpipeError, RequestRefused
 from host_client.host import Host
 from host_client.refusals import refusals
-from host_client.session import WAIT
+from host_client.session import WAIT, SandboxSession
 from host_client.sessions import ANSWER_SECONDS
 from host_client.tools.common import SandboxId
 from in_pod_server.connection import Connection
@@ -36,7 +36,7 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
     ) -> CallToolResult:
         async with refusals():
             began = anyio.current_time()
-            await host.open(ref)
+            session = await host.open(ref)
             # A sandbox that had to be started has used up some of the client's patience.
             left = max(1.0, CALL_LIMIT_SECONDS - (anyio.current_time() - began))
             asked = arguments.get(WAIT, tool.waits)
@@ -64,28 +64,32 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
             except RequestRefused as error:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
         if tool.name in APP_TOOLS:
-            result = told_with_addresses(result, host.settings.open_port)
-            result = await _served(host, result)
+            result = told_with_addresses(result, host.settings.gateway)
+            result = await _served(host, session, result)
         return CallToolResult.model_validate(result)
 
     return [_PodTool.make(listed, forward) for listed in _listed(toolset)]
 
 
-async def _served(host: Host, result: dict[str, Any]) -> dict[str, Any]:
+async def _served(host: Host, session: SandboxSession, result: dict[str, Any]) -> dict[str, Any]:
     """A result that tells addresses, once these are served; with the reason where they are not."""
     facts = result.get("structuredContent") or {}
     if not facts.get("url") and not facts.get("apps"):
         return result
-    try:
-        await host.listener()
-    except PodpipeError as error:
-        why = f"no address of an app is served on this machine: {error}"
-        told = {"type": "text", "text": f"[{why}]"}
-        return result | {
-            "content": [*result.get("content", []), told],
-            "structuredContent": facts | {"warning": why},
-        }
-    return result
+    gateway = host.settings.gateway
+    why = out_of_reach(gateway, session.sandbox.id, session.pod)
+    if not gateway.in_cluster:
+        try:
+            await host.listener()
+        except PodpipeError as error:
+            why = f"no address of an app is served on this machine: {error}"
+    if not why:
+        return result
+    told = {"type": "text", "text": f"[{why}]"}
+    return result | {
+        "content": [*result.get("content", []), told],
+        "structuredContent": facts | {"warning": why},
+    }
 
 
 class _PodTool(Tool):

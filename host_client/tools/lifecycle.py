@@ -10,7 +10,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from host_client.apps import REDACTED, address, apps_of, first_grant, new_token
+from host_client.apps import REDACTED, apps_of, first_grant, new_token
 from host_client.host import Host
 from host_client.identity import MAX_NAME
 from host_client.refusals import refusals
@@ -62,7 +62,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
                 progress=progress,
             )
             facts = status.to_json() | {"warnings": host.launcher.warnings}
-            facts |= {"url": address(settings.open_port, status.sandbox.id), "token": token}
+            facts |= {"url": settings.gateway.address(status.sandbox.id), "token": token}
             text = f"{_sandbox_text(facts)}\nurl: {facts['url']}\ntoken: {token}"
             if status.phase == "starting":
                 text += (
@@ -86,7 +86,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
     async def get_sandbox_status(sandbox_id: SandboxId) -> CallToolResult:
         async with refusals():
             facts = (await host.sessions.status(sandbox_id)).to_json()
-        facts |= {"url": address(settings.open_port, facts["sandbox_id"]), "token": REDACTED}
+        facts |= {"url": settings.gateway.address(facts["sandbox_id"]), "token": REDACTED}
         return answer("\n".join(f"{key}: {value}" for key, value in facts.items()), facts)
 
     async def suspend_sandbox(context: Context[Any, Any], sandbox_id: SandboxId) -> CallToolResult:
@@ -134,7 +134,7 @@ def lifecycle_tools(host: Host) -> list[Tool]:
         async with refusals():
             made = await host.apps.grant(sandbox_id, rotate=rotate)
         links = {
-            name or "page": address(settings.open_port, made.sandbox.id, name)
+            name or "page": settings.gateway.address(made.sandbox.id, name)
             for name in ("", *apps_of(made.sandbox.apps))
         }
         facts = {"sandbox_id": made.sandbox.id, "token": made.token, "apps": links}

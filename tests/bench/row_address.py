@@ -16,8 +16,8 @@ import anyio
 import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from host_client.apps import address
 from host_client.errors import PodpipeError
+from host_client.gateway import Gateway
 from in_pod_server.contract import CONTAINER, GATEWAY_PORT
 from tests.bench.harness import Row, Sample, Sides
 from tests.bench.lab import Lab, checked
@@ -86,7 +86,7 @@ async def _ways(lab: Lab) -> AsyncIterator[_Ways]:
         _says([str(PODPIPE), "open"], environment, r"served"),
         _says(forward, lab.kubectl.environment, r"127\.0\.0\.1:(\d+) ->") as found,
     ):
-        host = address(OPEN_PORT, box).removeprefix("http://").rstrip("/")
+        host = Gateway(port=OPEN_PORT).address(box).removeprefix("http://").rstrip("/")
         yield _Ways(pod, host, grant.token, OPEN_PORT, int(found[1]))
     for server in servers:
         checked(await call(box, "stop_process", {"process_id": server["process_id"]}))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from host_client.apps import address
 from host_client.errors import PodpipeError
+from host_client.gateway import Gateway
 from in_pod_server.contract import GATEWAY_PORT
 from tests.bench.harness import Row, Sample, Sides
 from tests.bench.lab import Lab, checked
@@ -78,7 +78,7 @@ async def _in_the_pod(lab: Lab) -> AsyncIterator[Sides]:
 async def _soon(lab: Lab) -> AsyncIterator[Sides]:
     async with _published(lab) as (box, token):
         await lab.host.listener()
-        port = lab.settings.open_port
+        port = lab.settings.gateway.port
 
         async def first(app: str) -> Sample:
             began = time.perf_counter()
@@ -97,7 +97,7 @@ async def _soon(lab: Lab) -> AsyncIterator[Sides]:
 
 
 def _get(port: int, box: str, app: str, token: str) -> None:
-    host = address(port, box, app).removeprefix("http://").rstrip("/")
+    host = Gateway(port=port).address(box, app).removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
         connection.request("GET", "/", headers={"Host": host, "Authorization": f"Bearer {token}"})

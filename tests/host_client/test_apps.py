@@ -328,6 +328,6 @@ def test_the_commands_publish_list_and_open(
 
 def test_settings_of_apps_are_read() -> None:
     settings = Settings.from_env({"PODPIPE_USER": "a", "PODPIPE_OPEN_PORT": "9000"})
-    assert (settings.open_port, settings.access_tool) == (9000, False)
+    assert (settings.gateway.port, settings.access_tool) == (9000, False)
     with pytest.raises(UsageError, match="PODPIPE_OPEN_PORT"):
         Settings.from_env({"PODPIPE_USER": "a", "PODPIPE_OPEN_PORT": "80"})

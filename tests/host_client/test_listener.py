@@ -21,8 +21,8 @@ import pytest
 from mcp import Client
 
 from host_client import listener as listening
-from host_client.apps import DOMAIN
 from host_client.errors import PortTaken, SandboxExpired, SessionLost
+from host_client.gateway import DOMAIN
 from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
 from host_client.listener import WHO, Listener
