@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.chromium import Tab, chromium
-from tests.in_pod_server.gateways import Local, gateway, web_app
+from tests.in_pod_server.gateways import Served, gateway, web_app
 from tests.in_pod_server.support import eventually
 
 pytestmark = pytest.mark.browser
@@ -19,16 +19,17 @@ PICTURES = Path(__file__).parents[2] / "build" / "browser"
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[int]:
+def elsewhere() -> Iterator[int]:
+    """The port of a server that is no sandbox's."""
     with web_app() as port:
         yield port
 
 
 @pytest.fixture(scope="module")
-def place(short_module_path: Path, app: int) -> Iterator[Local]:
+def place(short_module_path: Path, elsewhere: int) -> Iterator[Served]:
     with gateway(short_module_path) as local:
         for name in ("web", "other"):
-            local.call("expose_port", internal_port=app, name=name)
+            local.call("expose_port", internal_port=elsewhere, name=name)
         yield local
 
 
@@ -38,7 +39,7 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         yield opened
 
 
-def link(place: Local, app: str, path: str = "/") -> str:
+def link(place: Served, app: str, path: str = "/") -> str:
     return f"http://{place.host(app)}{path}?token={place.token}"
 
 
@@ -48,7 +49,7 @@ def seen(tab: Tab) -> dict[str, Any]:
     return said
 
 
-def test_a_link_leads_to_the_clean_address_and_its_cookie_stays(tab: Tab, place: Local) -> None:
+def test_a_link_leads_to_the_clean_address_and_its_cookie_stays(tab: Tab, place: Served) -> None:
     assert tab.go(link(place, "web", "/deep/page")) == f"http://{place.host('web')}/deep/page"
     assert "token" not in tab.run("document.referrer")
     assert "cookie" not in seen(tab)["headers"]
@@ -58,7 +59,7 @@ def test_a_link_leads_to_the_clean_address_and_its_cookie_stays(tab: Tab, place:
     assert seen(tab)["headers"]["cookie"] == "mine=1"
 
 
-def test_without_a_link_there_is_a_page_that_takes_the_token(tab: Tab, place: Local) -> None:
+def test_without_a_link_there_is_a_page_that_takes_the_token(tab: Tab, place: Served) -> None:
     tab.go(f"http://{place.host('web')}/")
     assert tab.run("document.title") == "A token is needed"
     tab.run(f"document.querySelector('input').value = {json.dumps(place.token)}")
@@ -68,7 +69,7 @@ def test_without_a_link_there_is_a_page_that_takes_the_token(tab: Tab, place: Lo
     assert tab.run("location.href") == f"http://{place.host('web')}/"
 
 
-def test_absolute_paths_events_and_websockets_work_unchanged(tab: Tab, place: Local) -> None:
+def test_absolute_paths_events_and_websockets_work_unchanged(tab: Tab, place: Served) -> None:
     tab.go(link(place, "web"))
     asset = "fetch('/static/js/main.js?v=1').then(r => r.json()).then(j => j.path)"
     assert tab.run(asset) == "/static/js/main.js?v=1"
@@ -81,7 +82,7 @@ def test_absolute_paths_events_and_websockets_work_unchanged(tab: Tab, place: Lo
     assert tab.run(echo) == "hello"
 
 
-def test_apps_are_beside_each_other_each_with_its_own_cookies(tab: Tab, place: Local) -> None:
+def test_apps_are_beside_each_other_each_with_its_own_cookies(tab: Tab, place: Served) -> None:
     tab.go(link(place, "web"))
     tab.run("document.cookie = 'who=web; path=/'")
     tab.go(f"http://{place.host('other')}/")
@@ -93,7 +94,7 @@ def test_apps_are_beside_each_other_each_with_its_own_cookies(tab: Tab, place: L
 
 
 def test_pages_of_another_sandbox_cannot_write_or_open_a_websocket(
-    tab: Tab, place: Local, app: int
+    tab: Tab, place: Served, elsewhere: int
 ) -> None:
     target = f"http://{place.host('web')}"
     post = f"fetch('{target}/x', {{method: 'POST', mode: 'no-cors', credentials: 'include', body: 'x'}})"
@@ -105,14 +106,14 @@ def test_pages_of_another_sandbox_cannot_write_or_open_a_websocket(
     before = seen(tab)["counts"].get("POST", 0)
     tab.run(f"{post}.then(() => 1)")
     assert tab.run(socket) == "open"
-    tab.go(f"http://evil.s2.sandbox.localhost:{app}/")
+    tab.go(f"http://evil.s2.sandbox.localhost:{elsewhere}/")
     tab.run(f"{post}.then(() => 1)")
     assert tab.run(socket) == "refused"
     tab.go(f"http://{place.host('web')}/")
     assert seen(tab)["counts"]["POST"] == before + 1, "that of its own page"
 
 
-def test_the_page_of_the_sandbox_is_live_and_leads_to_its_apps(tab: Tab, place: Local) -> None:
+def test_the_page_of_the_sandbox_is_live_and_leads_to_its_apps(tab: Tab, place: Served) -> None:
     assert tab.go(link(place, "")) == f"http://{place.host('')}/"
     assert (
         tab.run("[...document.querySelectorAll('a')].map(a => a.innerText).join()") == "other,web"

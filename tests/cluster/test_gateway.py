@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import secrets
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.conftest import ROOT, Cluster
-from tests.in_pod_server import test_gateway
-from tests.in_pod_server.gateways import APP, Place, free_port
+from in_pod_server import contract
+from tests.cluster import gateways
+from tests.cluster.conftest import Cluster
+from tests.cluster.gateways import APP_PORT, InPod
+from tests.in_pod_server import test_gateway, test_gateway_crowd
+from tests.in_pod_server.gateways import Place, Streams
 from tests.in_pod_server.support import eventually
 
-BOUND = 60
 OF_THE_ADDRESS = {
     "test_a_host_that_is_no_app_of_the_sandbox_is_not_found",
     "test_case_port_and_domain_of_a_host_say_nothing",
@@ -29,41 +27,36 @@ OF_THE_ADDRESS = {
 globals().update(
     {
         name: test
-        for name, test in vars(test_gateway).items()
+        for module in (test_gateway, test_gateway_crowd)
+        for name, test in vars(module).items()
         if name.startswith("test_") and name not in OF_THE_ADDRESS
     }
 )
+opened = test_gateway_crowd.opened
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster) -> Iterator[Place]:
-    user = cluster.environment.get("PODPIPE_USER", "")
-    cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
-    made = cluster.podpipe("create", "--name", "work", "--json")
-    assert made.returncode == 0, made.stderr
-    facts = json.loads(made.stdout)
-    ready = cluster.podpipe_fed(
-        APP.read_bytes(),
-        *("run", "-i", "work", "--"),
-        "cat >app.py; setsid python3 app.py 3000 >/dev/null 2>&1 & "
-        "until (echo >/dev/tcp/127.0.0.1/3000); do sleep 0.1; done",
-    )
-    assert ready.returncode == 0, ready.stderr
-    for name, port in (("web", 3000), ("other", 3000), ("down", 3001)):
-        assert cluster.podpipe("expose", "work", str(port), name).returncode == 0
-    port = free_port()
-    environment = os.environ | cluster.environment | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "host_client", "open", "work", "web", "--no-browser"],
-        env=environment | {"PODPIPE_OPEN_PORT": str(port)}, cwd="/", stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.readline().startswith(b"http://web.")
-    yield Place(("127.0.0.1", port), facts["token"], facts["sandbox_id"])
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=BOUND)
-    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
-    cluster.environment["PODPIPE_USER"] = user
+def place(cluster: Cluster) -> Iterator[InPod]:
+    with gateways.opened(cluster) as reached:
+        yield reached
+
+
+@pytest.fixture(scope="module")
+def app() -> int:
+    return APP_PORT
+
+
+def test_the_record_has_what_clients_of_the_daemon_have_published(
+    cluster: Cluster, place: InPod
+) -> None:
+    place.call("expose_port", internal_port=APP_PORT, name="bare")
+    listed = json.loads(cluster.podpipe("apps", "work", "--json").stdout)
+    assert "bare" in {app["name"] for app in listed["apps"]}
+    place.call("unexpose_port", name="bare")
+    assert cluster.podpipe("apps", "work").returncode == 0
+    (record,) = cluster.get("configmaps", "-l", f"podpipe/sandbox={place.sandbox_id}")["items"]
+    kept = json.loads(record["metadata"]["annotations"][contract.ANNOTATION_APPS])
+    assert kept == place.table()
 
 
 def test_an_app_answers_soon_after_it_was_exposed(cluster: Cluster, place: Place) -> None:
@@ -73,10 +66,15 @@ def test_an_app_answers_soon_after_it_was_exposed(cluster: Cluster, place: Place
     assert time.monotonic() - began < 5, "half a second where nobody else is at work"
 
 
-def test_a_killed_caddy_is_back_with_all_apps(cluster: Cluster, place: Place) -> None:
-    killed = cluster.podpipe("run", "work", "--", "kill -9 $(pidof caddy)")
-    assert killed.returncode == 0, killed.stderr
-    eventually(lambda: place.ask("GET", "/", place.bearer, app="other").status == 200)
+def test_a_share_that_runs_out_ends_what_it_opened_and_no_more(
+    cluster: Cluster, place: InPod, opened: contextlib.ExitStack
+) -> None:
+    kept = Streams(opened, place, "web", place.token)
+    made = cluster.podpipe("access", "work", "--app", "web", "--for", "3s", "--json")
+    shared = json.loads(made.stdout)["token"]
+    assert Streams(opened, place, "web", shared).end()
+    assert place.ask("GET", "/", {"Authorization": f"Bearer {shared}"}).status == 401
+    assert kept.go_on()
 
 
 def test_apps_and_tokens_are_there_after_suspend_and_resume(cluster: Cluster, place: Place) -> None:
@@ -91,9 +89,13 @@ def test_apps_and_tokens_are_there_after_suspend_and_resume(cluster: Cluster, pl
     assert place.ask("GET", "/").status == 401
 
 
-def test_rotation_reaches_a_running_pod_at_once(cluster: Cluster, place: Place) -> None:
-    fresh = json.loads(cluster.podpipe("access", "work", "--rotate", "--json").stdout)
+def test_rotation_reaches_a_running_pod_at_once_and_ends_what_is_open(
+    cluster: Cluster, place: Place, opened: contextlib.ExitStack
+) -> None:
+    gateways.start_app(cluster)
+    old = [Streams(opened, place, app, place.token) for app in ("web", "other")]
+    made = json.loads(cluster.podpipe("access", "work", "--rotate", "--json").stdout)
+    fresh = {"Authorization": f"Bearer {made['token']}"}
+    assert all(streams.end() for streams in old)
     assert place.ask("GET", "/", place.bearer, app="").status == 401
-    assert (
-        place.ask("GET", "/", {"Authorization": f"Bearer {fresh['token']}"}, app="").status == 200
-    )
+    assert place.ask("GET", "/", fresh, app="").status == 200

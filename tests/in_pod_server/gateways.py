@@ -9,7 +9,9 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from in_pod_server import contract
@@ -152,19 +155,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Local(Place):
-    """A gateway of a daemon on this machine, with its wire."""
+class Served(Place):
+    """A gateway and the tools of its sandbox."""
 
     wire: Wire = None  # type: ignore[assignment]
-    folder: Path = Path()
-    process: subprocess.Popen[bytes] = None  # type: ignore[assignment]
-
-    @property
-    def daemon_pid(self) -> int:
-        return self.process.pid
-
-    def runs(self) -> bool:
-        return self.process.poll() is None
 
     def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
         result = self.wire.call(secrets.token_hex(4), tool, **arguments)
@@ -177,6 +171,39 @@ class Local(Place):
         assert result.get("isError"), result
         text: str = result["content"][0]["text"]
         return text
+
+    def table(self) -> dict[str, Any]:
+        """What is published, as the record keeps it."""
+        found: dict[str, Any] = json.loads(self.call("list_apps")["table"])
+        return found
+
+    def client(self) -> contextlib.AbstractContextManager[Wire]:
+        """Another client of the tools."""
+        raise NotImplementedError
+
+    def kill_caddy(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Local(Served):
+    """A gateway of a daemon on this machine."""
+
+    folder: Path = Path()
+    process: subprocess.Popen[bytes] = None  # type: ignore[assignment]
+
+    @property
+    def daemon_pid(self) -> int:
+        return self.process.pid
+
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def client(self) -> contextlib.AbstractContextManager[Wire]:
+        return Wire(self.folder / "d.sock")
+
+    def kill_caddy(self) -> None:
+        os.kill(self.caddy(), signal.SIGKILL)
 
     def tell(self, told: str) -> None:
         """Tell the grants, as a host does."""
@@ -259,3 +286,40 @@ def gateway(
             folder=base,
             process=daemon.process,
         )
+
+
+def ends(opened: ClientConnection) -> bool:
+    """Whether a WebSocket is closed by the other end, within our patience."""
+    try:
+        opened.recv(10)
+    except ConnectionClosed:
+        return True
+    return False
+
+
+class Streams:
+    """A WebSocket, an event stream and a download, unread so far, that somebody has opened of one app."""
+
+    def __init__(self, stack: contextlib.ExitStack, place: Place, app: str, token: str) -> None:
+        bearer = {"Authorization": f"Bearer {token}"}
+        self.socket = stack.enter_context(place.websocket(headers=bearer, app=app))[0]
+        self.responses = []
+        for target in ("/sse", "/endless"):
+            connection, response = place.open("GET", target, bearer, app=app)
+            stack.callback(connection.close)
+            assert response.status == 200
+            self.responses.append(response)
+
+    def go_on(self) -> bool:
+        self.socket.send("still there")
+        return self.socket.recv(10) == "still there" and all(
+            response.read(10) for response in self.responses
+        )
+
+    def end(self) -> bool:
+        """Whether all are ended by the other end, within our patience."""
+        for response in self.responses:
+            with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+                while response.read(1 << 16):
+                    pass
+        return ends(self.socket)

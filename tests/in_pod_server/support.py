@@ -147,12 +147,13 @@ def start_daemon(
 
 
 class Wire:
-    """JSON-RPC by hand on the daemon's socket: what a client of the SDK would never send."""
+    """JSON-RPC by hand on the daemon's socket, or one that leads there: what no client of the SDK sends."""
 
-    def __init__(self, path: Path, *, initialize: bool = True) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, way: Path | socket.socket, *, initialize: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX) if isinstance(way, Path) else way
         try:
-            self._connect(path)  # with no timeout yet: it waits where the queue is full
+            if isinstance(way, Path):
+                self._connect(way)  # with no timeout yet: it waits where the queue is full
             self.socket.settimeout(PATIENCE)
         except BaseException:
             self.socket.close()

@@ -8,20 +8,18 @@ import json
 import os
 import secrets
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 
 from in_pod_server import contract
 from in_pod_server.gateway.access import cookie_of
 from in_pod_server.gateway.auth import COOKIE
-from tests.in_pod_server.gateways import Local, access, free_port, gateway, web_app
-from tests.in_pod_server.support import Wire, eventually
+from tests.in_pod_server.gateways import Local, Streams, access, ends, free_port, gateway, web_app
+from tests.in_pod_server.support import eventually
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +39,6 @@ def empty(short_module_path: Path) -> Iterator[Local]:
 def place(short_path: Path) -> Iterator[Local]:
     with gateway(short_path) as local:
         yield local
-
-
-def ends(opened: object) -> bool:
-    """Whether a WebSocket is closed by the other end, within our patience."""
-    try:
-        opened.recv(10)  # type: ignore[attr-defined]
-    except ConnectionClosed:
-        return True
-    return False
 
 
 def test_caddy_runs_only_when_there_is_somebody_to_serve(place: Local, app: int) -> None:
@@ -118,80 +107,6 @@ def test_a_table_that_cannot_be_kept_is_not_changed(place: Local, app: int) -> N
     assert place.ask("GET", "/", place.bearer, app="more").status == 404
 
 
-def test_fifty_websockets_stay_open_while_apps_come_and_go(place: Local, app: int) -> None:
-    place.call("expose_port", internal_port=app, name="web")
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(place.websocket(headers=place.bearer))[0] for _ in range(50)]
-        events, response = place.open("GET", "/sse", place.bearer)
-        stack.callback(events.close)
-        for number in range(5):
-            place.call("expose_port", internal_port=app, name=f"more-{number}")
-            assert place.ask("GET", "/", place.bearer, app=f"more-{number}").status == 200
-        place.call("unexpose_port", name="more-1")
-        for each in opened:
-            each.send("still there")
-        assert [each.recv(10) for each in opened] == ["still there"] * 50
-        assert response.readline().startswith(b"data:")
-
-
-def test_a_request_under_way_is_not_disturbed_by_another_app(place: Local, app: int) -> None:
-    place.call("expose_port", internal_port=app, name="web")
-    statuses: list[int] = []
-    slow = threading.Thread(
-        target=lambda: statuses.append(place.ask("GET", "/slow", place.bearer).status)
-    )
-    slow.start()
-    place.call("expose_port", internal_port=free_port(), name="other")
-    place.call("unexpose_port", name="other")
-    assert place.ask("GET", "/go", place.bearer).status == 200
-    slow.join(20)
-    assert statuses == [200]
-
-
-def test_four_clients_that_expose_and_close_at_once_leave_the_exact_table(place: Local) -> None:
-    def work(client: int) -> None:
-        with Wire(place.folder / "d.sock") as wire:
-            for number in range(25):
-                name = f"c{client}-{number % 5}"
-                port = 3000 + 100 * client + number
-                result = wire.call(
-                    secrets.token_hex(4), "expose_port", internal_port=port, name=name
-                )
-                assert not result.get("isError"), result
-                if number % 2:
-                    wire.call(secrets.token_hex(4), "unexpose_port", name=name)
-
-    clients = [threading.Thread(target=work, args=(client,)) for client in range(4)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join(60)
-    expected = {
-        f"c{client}-{number % 5}": 3000 + 100 * client + number
-        for client in range(4)
-        for number in range(20, 25)
-        if not number % 2
-    }
-    table = json.loads(place.call("list_apps")["table"])
-    assert table["apps"] == expected
-    assert table["version"] == 4 * (25 + 12)
-
-
-def test_a_killed_caddy_is_back_with_all_apps_and_refuses_nobody_meanwhile(
-    place: Local, app: int
-) -> None:
-    for name in ("web", "other"):
-        place.call("expose_port", internal_port=app, name=name)
-    assert place.ask("GET", "/", place.bearer).status == 200
-    for _ in range(3):
-        os.kill(place.caddy(), signal.SIGKILL)
-        began = time.monotonic()
-        for name in ("web", "other"):
-            reply = ask_again(place, name)
-            assert reply == 200
-        assert time.monotonic() - began < 5, "under two seconds where nobody else is at work"
-
-
 def ask_again(place: Local, name: str) -> int:
     """The status that a client gets which tries again once, if its connection was cut."""
     try:
@@ -241,61 +156,10 @@ def test_a_new_pod_begins_with_the_apps_that_it_was_made_with(short_path: Path, 
         }
 
 
-class Streams:
-    """A WebSocket, an event stream and a download, unread so far, that somebody has opened of one app."""
-
-    def __init__(self, stack: contextlib.ExitStack, place: Local, app: str, token: str) -> None:
-        bearer = {"Authorization": f"Bearer {token}"}
-        self.socket = stack.enter_context(place.websocket(headers=bearer, app=app))[0]
-        self.responses = []
-        for target in ("/sse", "/endless"):
-            connection, response = place.open("GET", target, bearer, app=app)
-            stack.callback(connection.close)
-            assert response.status == 200
-            self.responses.append(response)
-
-    def go_on(self) -> bool:
-        self.socket.send("still there")
-        return self.socket.recv(10) == "still there" and all(
-            response.read(10) for response in self.responses
-        )
-
-    def end(self) -> bool:
-        """Whether all are ended by the other end, within our patience."""
-        for response in self.responses:
-            with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
-                while response.read(1 << 16):
-                    pass
-        return ends(self.socket)
-
-
 @pytest.fixture
 def opened() -> Iterator[contextlib.ExitStack]:
     with contextlib.ExitStack() as stack:
         yield stack
-
-
-def test_closing_an_app_ends_its_streams_and_no_others(
-    place: Local, app: int, opened: contextlib.ExitStack
-) -> None:
-    for name in ("web", "other"):
-        place.call("expose_port", internal_port=app, name=name)
-    closed = Streams(opened, place, "web", place.token)
-    kept = Streams(opened, place, "other", place.token)
-    many = [
-        opened.enter_context(place.websocket(headers=place.bearer, app="other"))[0]
-        for _ in range(50)
-    ]
-    began = time.monotonic()
-    place.call("unexpose_port", name="web")
-    assert closed.end()
-    assert time.monotonic() - began < 5, "at once, where nobody else is at work"
-    assert kept.go_on()
-    for each in many:
-        each.send("still there")
-    assert [each.recv(10) for each in many] == ["still there"] * 50
-    assert place.ask("GET", "/", place.bearer).status == 404
-    assert place.ask("GET", "/", place.bearer, app="other").status == 200
 
 
 def test_publishing_a_name_on_another_port_ends_what_was_open_on_the_first(
