@@ -69,7 +69,7 @@ class Gateway:
         self._routes = Routes(
             run_dir / "apps.json", sandbox_id, told.get(contract.ANNOTATION_APPS, "")
         )
-        self._ways = Ways(port)
+        self._ways = Ways()
         self._caddy: Caddy | None = None
         self._why_not = "this sandbox was made without a gateway"
 

@@ -3,13 +3,13 @@
 Caddy can end all of its connections or none. So it reaches an app by an address of the loopback that
 stands for that app, its port and one grant, where we take its connections and pass them on: what came
 by there is known, and is cut when the app is closed or the grant is gone, while nothing else is touched.
-No address is used twice, so a request that was let through just before leads nowhere, and its port is
-the gateway's own, on which no app may listen.
+No address is used twice, so a request that was let through just before leads nowhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import itertools
 import logging
@@ -20,10 +20,13 @@ from typing import Final
 import anyio
 import anyio.abc
 
+from in_pod_server import contract
 from in_pod_server.gateway.access import Grant
 from in_pod_server.splice import End
 
 FIRST: Final = ipaddress.IPv4Address("127.1.0.1")
+PORT: Final = contract.RESERVED_PORTS[-1]
+"""Of all addresses, for it is in the way of no app; any other where a command has it at every address."""
 BACKLOG: Final = 512
 DIAL_SECONDS: Final = 2.0
 
@@ -31,14 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class Ways:
-    """The ways to all apps of one sandbox.
+    """The ways to all apps of one sandbox."""
 
-    Args:
-        port: of their addresses.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._addresses = map(FIRST.__add__, itertools.count())
         self._ways: dict[tuple[str, int, Grant | None], Way] = {}
@@ -62,7 +60,7 @@ class Ways:
         assert self._tasks
         key = app, port, grant
         if key not in self._ways:
-            self._ways[key] = Way(f"{next(self._addresses)}", self._port, port)
+            self._ways[key] = Way(f"{next(self._addresses)}", port)
             self._tasks.start_soon(self._ways[key].serve)
         return self._ways[key].upstream
 
@@ -81,19 +79,17 @@ class Way:
 
     Args:
         address: of the loopback.
-        port: of it.
         leads_to: a port of an app.
 
     Raises:
         OSError: it cannot be listened on.
     """
 
-    def __init__(self, address: str, port: int, leads_to: int) -> None:
-        self.upstream = f"{address}:{port}"
+    def __init__(self, address: str, leads_to: int) -> None:
         self.open_requests = 0
         self._leads_to = leads_to
-        self._listener = socket.create_server((address, port), backlog=BACKLOG)
-        self._listener.setblocking(False)
+        self._listener = _listening(address)
+        self.upstream = "{}:{}".format(*self._listener.getsockname())
         self._scope = anyio.CancelScope()
 
     def end(self) -> None:
@@ -142,3 +138,14 @@ class Way:
             return (await loop.create_connection(End, "127.0.0.1", self._leads_to))[1]
         except ConnectionRefusedError:
             return (await loop.create_connection(End, "::1", self._leads_to))[1]
+
+
+def _listening(address: str) -> socket.socket:
+    try:
+        listener = socket.create_server((address, PORT), backlog=BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        listener = socket.create_server((address, 0), backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener

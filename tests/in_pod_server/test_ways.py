@@ -1,0 +1,103 @@
+"""The ways to apps: each leads to one port, ends by itself, and is made wherever there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from in_pod_server.gateway import ways as module
+from in_pod_server.gateway.ways import Ways
+from tests.in_pod_server.gateways import free_port
+
+BOUND = 20
+
+
+@pytest.fixture
+async def ways() -> AsyncIterator[Ways]:
+    found = Ways()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(found.run)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(BOUND):
+            yield found
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+async def app(request: pytest.FixtureRequest) -> AsyncIterator[int]:
+    """The port of an app that says all that it hears, on either loopback."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(echo, request.param, 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def connected(upstream: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address, _, port = upstream.partition(":")
+    return await asyncio.open_connection(address, int(port))
+
+
+async def echoes(upstream: str) -> bool:
+    reader, writer = await connected(upstream)
+    writer.write(b"hello")
+    heard = await reader.readexactly(5)
+    writer.close()
+    return heard == b"hello"
+
+
+async def test_each_app_port_and_grant_has_a_way_of_its_own_that_stays(
+    ways: Ways, app: int
+) -> None:
+    first = ways.to("web", app, None)
+    assert ways.to("web", app, None) == first
+    assert len({first, ways.to("other", app, None), ways.to("web", app + 1, None)}) == 3
+    assert await echoes(first)
+
+
+async def test_what_is_open_is_counted_and_cut_with_its_way_alone(ways: Ways, app: int) -> None:
+    ended, kept = ways.to("web", app, None), ways.to("other", app, None)
+    (reader, writer), (other, its) = await connected(ended), await connected(kept)
+    for each, heard in ((writer, reader), (its, other)):
+        each.write(b"x")
+        assert await heard.readexactly(1) == b"x"
+    assert ways.open_requests() == 2
+    ways.end_unless(lambda name, _port, _grant: name == "other")
+    with pytest.raises(ConnectionResetError):
+        await reader.read(1)
+    with pytest.raises(ConnectionRefusedError):
+        await connected(ended)
+    its.write(b"y")
+    assert await other.readexactly(1) == b"y"
+    assert ways.open_requests() == 1
+    assert ways.to("web", app, None) != ended, "no address is used twice"
+    writer.close()
+    its.close()
+
+
+async def test_a_port_on_which_nothing_listens_cuts_at_once(ways: Ways) -> None:
+    reader, writer = await connected(ways.to("web", free_port(), None))
+    with pytest.raises(ConnectionResetError):
+        await reader.read(1)
+    writer.close()
+
+
+async def test_there_is_a_way_where_a_command_has_the_port_at_every_address(
+    ways: Ways, app: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        monkeypatch.setattr(module, "PORT", taken.getsockname()[1])
+        upstream = ways.to("web", app, None)
+        assert not upstream.endswith(f":{module.PORT}")
+        assert await echoes(upstream)
