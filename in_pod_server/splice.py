@@ -33,6 +33,8 @@ class End(asyncio.Protocol):
         self._changed = asyncio.Event()
         self._other: End | None = None
         self._heard = False
+        self.unanswered = False
+        """Whether the one that it was joined to ended without a word, while this one waited for one."""
         self._silent = b""
         self._full = False
 
@@ -159,6 +161,7 @@ class End(asyncio.Protocol):
 
     def _other_ended(self) -> None:
         assert self._other
+        self.unanswered = not self._other._heard and (self._heard or not self._ended)
         if self._silent and not self._other._heard:
             self._write(self._silent)
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.close)

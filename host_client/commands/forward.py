@@ -57,7 +57,7 @@ async def _carry(host: Host, arguments: argparse.Namespace, pairs: list[tuple[in
         tunnel = Tunnel(host, arguments.sandbox, [there for _, there in pairs], tasks)
         await tunnel.opened()
         for here, there in pairs:
-            await tasks.start(_serve, here, tunnel, there, tasks)
+            await tasks.start(_serve, here, tunnel, there, arguments.sandbox, tasks)
         _say(arguments, pairs)
 
 
@@ -65,20 +65,34 @@ async def _serve(
     here: int,
     tunnel: Tunnel,
     there: int,
+    sandbox: str,
     tasks: anyio.abc.TaskGroup,
     *,
     task_status: anyio.abc.TaskStatus[None],
 ) -> None:
+    told = False
+
     async def handle(client: End) -> None:
+        nonlocal told
         try:
             async with tunnel.connected(there) as server:
                 await client.join(server)
+            if client.unanswered and not told:
+                warn([_nothing_at(there, sandbox)])
+            told = client.unanswered  # once, until something has answered
         except Exception as caught:  # whatever it is, it is this one connection's
             print(f"podpipe: a connection was lost: {root_cause(caught)}", file=sys.stderr)
 
     async with listening(here, handle, tasks):
         task_status.started()
         await anyio.sleep_forever()
+
+
+def _nothing_at(port: int, sandbox: str) -> str:
+    return (
+        f"port {port} of {sandbox} closed a connection without a word: if nothing listens there yet, "
+        f"start it, for 127.0.0.1 or every address; `podpipe run {sandbox} -- ss -ltn` shows what does"
+    )
 
 
 def _say(arguments: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:

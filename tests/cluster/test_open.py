@@ -57,14 +57,15 @@ class Opened:
             with error:
                 return error.code, error.read()
 
-    def carriers(self) -> list[int]:
-        """The kubectl of each ssh."""
-        return [
-            child
-            for parent in children(self.process.pid)
-            if Path(f"/proc/{parent}/comm").read_text("ascii") == "ssh\n"
-            for child in children(parent)
-        ]
+
+def carriers(pid: int) -> list[int]:
+    """The kubectl of each ssh of a podpipe."""
+    return [
+        child
+        for parent in children(pid)
+        if Path(f"/proc/{parent}/comm").read_text("ascii") == "ssh\n"
+        for child in children(parent)
+    ]
 
 
 def children(pid: int) -> list[int]:
@@ -130,9 +131,9 @@ def test_a_public_page_of_an_app_is_there_and_the_rest_is_the_gateways_to_refuse
 
 def test_the_next_request_after_its_kubectl_was_killed_is_answered(opened: Opened) -> None:
     assert opened.ask()[0] == 200
-    (kubectl,) = opened.carriers()
+    (kubectl,) = carriers(opened.process.pid)
     os.kill(kubectl, signal.SIGKILL)
-    eventually(lambda: kubectl not in opened.carriers())
+    eventually(lambda: kubectl not in carriers(opened.process.pid))
     assert opened.ask() == (200, b"quick")
 
 
@@ -142,7 +143,7 @@ def test_32_connections_and_a_download_go_on_beside_each_other(opened: Opened) -
         small = [pool.submit(opened.ask) for _ in range(128)]
         assert {each.result(BOUND) for each in small} == {(200, b"quick")}
         assert [each.result(BOUND) == (200, bytes(SIZE)) for each in large] == [True, True]
-    assert len(opened.carriers()) == 1
+    assert len(carriers(opened.process.pid)) == 1
 
 
 def test_a_request_resumes_a_suspended_sandbox(cluster: Cluster, opened: Opened) -> None:

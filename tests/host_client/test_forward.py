@@ -163,13 +163,38 @@ def test_only_this_machine_is_listened_to(podpipe: Podpipe, work: str) -> None:
             assert ours or table == "tcp6"
 
 
-def test_a_port_on_which_nothing_listens_closes_at_once(podpipe: Podpipe, work: str) -> None:
+def test_a_port_on_which_nothing_listens_closes_at_once_and_that_is_told_once(
+    podpipe: Podpipe, work: str
+) -> None:
+    """L62: what leads nowhere does not look open."""
     here, nothing = free_port(), free_port()
-    with forwarding(podpipe, f"{here}:{nothing}"):
+    process = podpipe.start("forward", "work", f"{here}:{nothing}")
+    assert process.stdout
+    assert b" leads to port " in process.stdout.readline()
+    for _ in range(3):
         heard = b""
         with suppress(ConnectionResetError):
             heard = said(here, b"hello?")
         assert heard == b""
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    told = [line for line in err.decode().splitlines() if "without a word" in line]
+    assert len(told) == 1
+    assert f"port {nothing} of work closed" in told[0]
+    assert "podpipe run work -- ss -ltn" in told[0]
+
+
+def test_a_client_that_only_knocks_is_told_nothing(podpipe: Podpipe, work: str) -> None:
+    here = free_port()
+    with serving(echo) as there:
+        process = podpipe.start("forward", "work", f"{here}:{there}")
+        assert process.stdout
+        assert b" leads to port " in process.stdout.readline()
+        assert said(here, b"") == b""
+        assert said(here, b"x") == b"x"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert b"without a word" not in err
 
 
 def test_a_port_of_this_machine_that_is_taken_is_told(podpipe: Podpipe, work: str) -> None:
