@@ -38,6 +38,16 @@ Server(("127.0.0.1", {PORT}), Echo).serve_forever()
 """
 
 
+ECHO_STARTS = (
+    ECHO.encode(),
+    *("run", "-i", "work", "--"),
+    (
+        "cat >echo.py; setsid python3 echo.py >/dev/null 2>&1 & "
+        f"until (echo >/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null; do sleep 0.1; done"
+    ),
+)
+
+
 @dataclass
 class Forwarding:
     """A running `podpipe forward` and what it has said on stderr."""
@@ -49,10 +59,10 @@ class Forwarding:
 
 
 @contextmanager
-def forwarding(cluster: Cluster) -> Iterator[Forwarding]:
+def forwarding(cluster: Cluster, name: str) -> Iterator[Forwarding]:
     here, nowhere = free_port(), free_port()
     process = subprocess.Popen(
-        [*PODPIPE, "forward", "work", f"{here}:{PORT}", f"{nowhere}:{NOTHING}"],
+        [*PODPIPE, "forward", name, f"{here}:{PORT}", f"{nowhere}:{NOTHING}"],
         env=os.environ | cluster.environment | {"PYTHONPATH": str(ROOT)},
         cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -80,14 +90,9 @@ def forwarded(cluster: Cluster) -> Iterator[Forwarding]:
     user = cluster.environment["PODPIPE_USER"]
     cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
     assert cluster.podpipe("create", "--name", "work").returncode == 0
-    started = cluster.podpipe_fed(
-        ECHO.encode(),
-        *("run", "-i", "work", "--"),
-        "cat >echo.py; setsid python3 echo.py >/dev/null 2>&1 & "
-        f"until (echo >/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null; do sleep 0.1; done",
-    )
+    started = cluster.podpipe_fed(*ECHO_STARTS)
     assert started.returncode == 0, started.stderr
-    with forwarding(cluster) as found:
+    with forwarding(cluster, "work") as found:
         yield found
     assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
     cluster.environment["PODPIPE_USER"] = user
@@ -140,3 +145,31 @@ def test_a_port_on_which_nothing_listens_is_told_and_hurts_no_other(forwarded: F
         assert said(forwarded.nowhere, b"hello?") == b""
     eventually(lambda: any(f"port {NOTHING} of work closed" in line for line in forwarded.err))
     assert said(forwarded.here, b"still there") == b"still there"
+
+
+def test_the_pod_of_now_is_asked_for_when_that_of_before_was_deleted(
+    cluster: Cluster, forwarded: Forwarding
+) -> None:
+    """L62: it looked open, and led to a pod that was no more."""
+    forwarded.err.clear()
+    (pod,) = cluster.get("pods", "-l", "podpipe/sandbox")["items"]
+    cluster.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1", "--timeout=60s")
+    with suppress(ConnectionResetError):
+        assert said(forwarded.here, b"hello?") == b""
+    eventually(lambda: any(f"port {PORT} of work closed" in line for line in forwarded.err))
+    assert cluster.podpipe_fed(*ECHO_STARTS).returncode == 0
+    assert said(forwarded.here, b"again") == b"again"
+
+
+def test_a_sandbox_that_was_destroyed_is_named_and_its_ports_here_are_free_afterwards(
+    cluster: Cluster, forwarded: Forwarding
+) -> None:
+    """L62: it looked open, and nothing said that there was no pod."""
+    assert cluster.podpipe("create", "--name", "gone").returncode == 0
+    with forwarding(cluster, "gone") as other:
+        assert cluster.podpipe("destroy", "gone").returncode == 0
+        with suppress(ConnectionResetError):
+            assert said(other.here, b"hello?") == b""
+        eventually(lambda: any("gone" in line and "no sandbox" in line for line in other.err))
+    with socket.create_server(("127.0.0.1", other.here)):
+        pass

@@ -100,6 +100,7 @@ async def test_what_is_exposed_is_recorded_and_there_again_after_resume(
 
 
 async def test_hosts_that_expose_at_once_lose_nothing(stub: StubCluster, host: Host) -> None:
+    """L52: of two who wrote at once one lost a route."""
     await host.launcher.create(name="work")
     async with AsyncExitStack() as stack:
         hosts = [await stack.enter_async_context(Host(stub.settings())) for _ in range(4)]
@@ -148,6 +149,7 @@ async def test_a_record_that_cannot_be_written_is_written_with_the_next_call(
 
 
 async def test_an_older_table_never_replaces_a_newer_one(stub: StubCluster, host: Host) -> None:
+    """L53: a second start wiped the first one's routes."""
     made = await host.launcher.create(name="work")
     await expose(host, "web")
     await expose(host, "more")

@@ -181,7 +181,7 @@ def test_a_port_on_which_nothing_listens_closes_at_once_and_that_is_told_once(
     told = [line for line in err.decode().splitlines() if "without a word" in line]
     assert len(told) == 1
     assert f"port {nothing} of work closed" in told[0]
-    assert "podpipe run work -- ss -ltn" in told[0]
+    assert "podpipe ps work" in told[0]
 
 
 def test_a_client_that_only_knocks_is_told_nothing(podpipe: Podpipe, work: str) -> None:

@@ -240,6 +240,7 @@ async def test_many_connections_share_one_carrier_and_a_slow_one_stalls_nobody(
 async def test_where_no_gateway_answers_the_client_is_told_to_try_again(
     stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """L62: what leads nowhere does not look open."""
     monkeypatch.setattr(listening, "GATEWAY_PORT", free_port())
     async with listened(stub, runtime) as address:
         host = f"web.{await made(address, 'work')}.{DOMAIN}"

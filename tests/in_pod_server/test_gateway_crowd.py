@@ -58,6 +58,7 @@ def all_echo(sockets: list[ClientConnection]) -> bool:
 def test_fifty_websockets_stay_open_while_apps_come_and_go(
     place: Served, app: int, opened: contextlib.ExitStack
 ) -> None:
+    """L51: a change of the routes dropped the WebSockets of others."""
     sockets = many(opened, place, "web")
     events, response = place.open("GET", "/sse", place.bearer)
     opened.callback(events.close)
@@ -73,6 +74,7 @@ def test_fifty_websockets_stay_open_while_apps_come_and_go(
 def test_closing_an_app_ends_its_streams_and_no_others(
     place: Served, app: int, opened: contextlib.ExitStack
 ) -> None:
+    """L51: nor does one that takes a route away."""
     place.call("expose_port", internal_port=app, name="closed")
     closed = Streams(opened, place, "closed", place.token)
     kept = Streams(opened, place, "other", place.token)
@@ -88,6 +90,7 @@ def test_closing_an_app_ends_its_streams_and_no_others(
 
 
 def test_a_request_under_way_is_not_disturbed_by_another_app(place: Served) -> None:
+    """L51: nor is a request cut that is still to be answered."""
     statuses: list[int] = []
     slow = threading.Thread(
         target=lambda: statuses.append(place.ask("GET", "/slow", place.bearer).status)
@@ -101,6 +104,7 @@ def test_a_request_under_way_is_not_disturbed_by_another_app(place: Served) -> N
 
 
 def test_four_clients_that_expose_and_close_at_once_leave_the_exact_table(place: Served) -> None:
+    """L52: of two who wrote at once one lost a route."""
     before = place.table()
     failed: list[object] = []
 
@@ -135,6 +139,7 @@ def test_four_clients_that_expose_and_close_at_once_leave_the_exact_table(place:
 
 
 def test_a_caddy_killed_in_traffic_is_soon_back_with_all_apps(place: Served) -> None:
+    """L53: a Caddy that was started again had no routes."""
     statuses: list[int] = []
     over = threading.Event()
 

@@ -115,6 +115,21 @@ def ask_again(place: Local, name: str) -> int:
         return place.ask("GET", "/", place.bearer, app=name).status
 
 
+def test_an_app_that_is_published_while_caddy_is_away_is_there_with_the_others(
+    place: Local, app: int
+) -> None:
+    """L53: what was changed meanwhile failed for ever."""
+    place.call("expose_port", internal_port=app, name="web")
+    assert place.ask("GET", "/", place.bearer).status == 200
+    place.kill_caddy()
+    place.call("expose_port", internal_port=app, name="more")
+    for name in ("web", "more"):
+        assert ask_again(place, name) == 200
+    place.kill_caddy()
+    place.call("unexpose_port", name="more")
+    assert [ask_again(place, name) for name in ("web", "more")] == [200, 404]
+
+
 def test_caddy_ends_with_the_daemon_even_if_that_is_killed(short_path: Path, app: int) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with gateway(short_path) as place:
@@ -126,6 +141,7 @@ def test_caddy_ends_with_the_daemon_even_if_that_is_killed(short_path: Path, app
 
 
 def test_apps_and_grants_outlive_a_restart_of_the_container(short_path: Path, app: int) -> None:
+    """L53: what starts again has all that was there."""
     with gateway(short_path) as place:
         place.call("expose_port", internal_port=app, name="web")
     with gateway(short_path) as again:
@@ -139,6 +155,7 @@ def test_apps_and_grants_outlive_a_restart_of_the_container(short_path: Path, ap
 
 
 def test_a_new_pod_begins_with_the_apps_that_it_was_made_with(short_path: Path, app: int) -> None:
+    """L53: from the record, whose table is one with the cluster's state."""
     with gateway(short_path) as place:
         token = place.token
     table = json.dumps({"version": 7, "apps": {"web": app}})
@@ -328,7 +345,8 @@ def test_no_token_is_written_anywhere(place: Local, app: int) -> None:
                 assert not any(secret in found for secret in secrets_of_it)
 
 
-def test_a_port_that_is_taken_is_told_to_who_publishes(short_path: Path) -> None:
+def test_a_port_that_is_taken_is_told_to_who_publishes(short_path: Path, app: int) -> None:
+    """L53: a second start wiped the first one's routes."""
     with gateway(short_path) as first:
         port = first.address[1]
         other = short_path / "other"
@@ -337,6 +355,11 @@ def test_a_port_that_is_taken_is_told_to_who_publishes(short_path: Path) -> None
             said = second.refused("expose_port", internal_port=3000, name="web")
             assert f"port {port} is the gateway's" in said
             assert "suspend and resume" in said
+        assert first.call("list_apps")["apps"] == []
+        first.call("expose_port", internal_port=app, name="web")
+        with gateway(other, port=port) as second:
+            assert second.call("list_apps")["apps"] == []
+            assert first.ask("GET", "/", first.bearer).status == 200
 
 
 def test_a_visited_sandbox_is_in_use_and_an_unvisited_one_is_not(
