@@ -23,7 +23,7 @@ LAUNCHER = f"{PREFIX}-launcher"
 REAPER = f"{PREFIX}-reaper"
 """Names of the roles, and of the service accounts that have them."""
 
-TEMPLATES = ("access", "limits", "network", "policy", "reaper")
+TEMPLATES = ("access", "limits", "network", "policy", "gateway", "reaper")
 
 _SUBJECT = re.compile(r"(User|Group):(.+)|ServiceAccount:([a-z0-9-]+)/([a-z0-9.-]+)", re.DOTALL)
 
@@ -37,6 +37,7 @@ class Administration:
             empty for a service account of their own.
         images: what a sandbox may be made of, a trailing `*` for anything; empty for SANDBOX_IMAGE.
         egress: CIDRs that sandboxes reach although they are not the internet.
+        ingress_from: namespaces, or CIDRs, of the proxies that lead to apps; not for GATEWAY=local.
         reaper_image: what the reaper's CronJob runs; empty for no CronJob.
         max_sandboxes: pods at once; MAX_SANDBOXES counts those that are suspended too.
         max_homes: volumes in the namespace.
@@ -48,6 +49,7 @@ class Administration:
     launchers: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     egress: tuple[str, ...] = ()
+    ingress_from: tuple[str, ...] = ()
     reaper_image: str = ""
     max_sandboxes: int = 50
     max_homes: int = 200
@@ -81,7 +83,15 @@ def documents(settings: Settings, administration: Administration) -> list[manife
         if number < 1:
             raise UsageError(f"{name} {number} has to be at least 1")
     for block in a.egress:
-        _check_cidr(block)
+        _check_cidr("--egress", block)
+    in_cluster, kind = settings.gateway.in_cluster, settings.gateway.kind
+    if in_cluster and not a.ingress_from:
+        raise UsageError(
+            f"GATEWAY={kind} needs --ingress-from, the namespace of the proxies that lead to apps, "
+            "such as ingress-nginx: the network policy lets nobody else in"
+        )
+    if a.ingress_from and not in_cluster:
+        raise UsageError("--ingress-from needs GATEWAY=ingress or httproute: else nobody is let in")
     namespace = settings.namespace
     values: Mapping[str, Any] = {
         "a": a,
@@ -90,6 +100,8 @@ def documents(settings: Settings, administration: Administration) -> list[manife
         "beside": beside(namespace),
         "name": PREFIX,
         "scoped": f"{PREFIX}.{namespace}",
+        "gateway": settings.gateway,
+        "sources": [_source(where) for where in a.ingress_from],
         "launcher": LAUNCHER,
         "reaper": REAPER,
         "images": a.images or (settings.image,),
@@ -129,10 +141,19 @@ def _subject(who: str) -> manifest.Object:
     return {"kind": "ServiceAccount", "name": match[4], "namespace": match[3]}
 
 
-def _check_cidr(block: str) -> None:
+def _source(where: str) -> manifest.Object:
+    """What lets a namespace or a CIDR in, for a network policy."""
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", where):
+        labels = {"kubernetes.io/metadata.name": where}
+        return {"namespaceSelector": {"matchLabels": labels}}
+    _check_cidr("--ingress-from", where)
+    return {"ipBlock": {"cidr": where}}
+
+
+def _check_cidr(option: str, block: str) -> None:
     try:
         if "/" not in block:
             raise ValueError("it has no /length")
         ip_network(block)
     except ValueError as error:
-        raise UsageError(f"--egress {block!r} is not a CIDR such as 10.1.2.0/24: {error}") from None
+        raise UsageError(f"{option} {block!r} is not a CIDR such as 10.1.2.0/24: {error}") from None

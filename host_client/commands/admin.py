@@ -14,6 +14,7 @@ from host_client.errors import EXIT_DONE
 
 _SUBJECTS = "User:NAME, Group:NAME or ServiceAccount:NAMESPACE/NAME"
 _IMAGES = "what sandboxes may be made of, a last * for anything; default: SANDBOX_IMAGE"
+_SOURCES = "of the proxies that lead to apps, or their CIDR; needs GATEWAY=ingress or httproute"
 EPILOG = """\
 example:
   podpipe render admin --launcher Group:developers | kubectl apply --server-side -f -
@@ -41,6 +42,7 @@ def add_to(render: argparse.ArgumentParser) -> None:
         ("--launcher", "SUBJECT", "launchers", f"who may make sandboxes: {_SUBJECTS}"),
         ("--image", "IMAGE", "images", _IMAGES),
         ("--egress", "CIDR", "egress", "what sandboxes reach although it is not the internet"),
+        ("--ingress-from", "NAMESPACE", "ingress_from", _SOURCES),
     ):  # fmt: skip
         sub.add_argument(
             name, action="append", default=[], metavar=metavar, dest=dest,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from host_client.doctor.findings import RENDER, Finding
+from host_client.gateway import Kind
 from host_client.kubectl import Kubectl
 
 OLDEST_KUBERNETES = (1, 30)
@@ -31,6 +32,13 @@ NEEDED: Sequence[tuple[str, str]] = (
 )
 """Verb and resource, in the namespace. exec needs both: kubectl's WebSocket asks for get, and from
 Kubernetes 1.35 for create too."""
+
+ROUTES = {
+    "local": (),
+    "ingress": ("services", "ingresses.networking.k8s.io"),
+    "httproute": ("services", "httproutes.gateway.networking.k8s.io"),
+}
+"""Resources of what leads to apps, by GATEWAY."""
 
 
 WANTED: Sequence[tuple[str, str]] = (("delete", "persistentvolumeclaims"),)
@@ -62,9 +70,20 @@ def versions(version: dict[str, Any]) -> list[Finding]:
     return [Finding("versions", "ok", text)]
 
 
-async def verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
-    """What the user may not do of all that a launcher does, and of what it does if it may."""
-    missing = [f"{v} {r}" for v, r in NEEDED if not await _allowed(kubectl, v, r)]
+def needed(kind: Kind) -> Sequence[tuple[str, str]]:
+    """Verb and resource of all that a launcher does, where this is what leads to apps."""
+    return [*NEEDED, *((verb, r) for r in ROUTES[kind] for verb in ("create", "get", "patch"))]
+
+
+async def verbs(kubectl: Kubectl, kind: Kind = "local") -> AsyncIterator[Finding]:
+    """What the user may not do of all that a launcher does, and of what it does if it may.
+
+    Args:
+        kubectl: the pinned cluster.
+        kind: of what leads to apps.
+    """
+    asked = needed(kind)
+    missing = [f"{v} {r}" for v, r in asked if not await _allowed(kubectl, v, r)]
     if missing:
         yield Finding(
             "permissions",
@@ -73,7 +92,7 @@ async def verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
             f"have an administrator name you as --launcher: {RENDER}",
         )
     else:
-        yield Finding("permissions", "ok", f"all {len(NEEDED)} verbs allowed in the namespace")
+        yield Finding("permissions", "ok", f"all {len(asked)} verbs allowed in the namespace")
     if missing := [f"{v} {r}" for v, r in WANTED if not await _allowed(kubectl, v, r)]:
         yield Finding(
             "removing homes",
@@ -84,11 +103,13 @@ async def verbs(kubectl: Kubectl) -> AsyncIterator[Finding]:
 
 
 async def _allowed(kubectl: Kubectl, verb: str, resource: str) -> bool:
-    group, _, sub = resource.partition("/")
+    named, _, sub = resource.partition("/")
+    plural, _, group = named.partition(".")
     attributes = {
         "namespace": kubectl.namespace,
         "verb": verb,
-        "resource": group,
+        "group": group,
+        "resource": plural,
         "subresource": sub,
     }
     review = {

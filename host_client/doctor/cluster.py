@@ -12,7 +12,7 @@ from decimal import Decimal
 from host_client import manifest
 from host_client.clock import utc_now
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
-from host_client.doctor import access
+from host_client.doctor import access, gateway
 from host_client.doctor.findings import RENDER, Finding, shell
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, NotFound, UsageError
 from host_client.kubectl import Kubectl, Object
@@ -43,7 +43,7 @@ async def examined(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Async
     """
     found = await namespace(kubectl, settings)
     yield found
-    async for each in access.verbs(kubectl):
+    async for each in access.verbs(kubectl, settings.gateway.kind):
         yield each
     if "does not exist" in found.detail:
         raise NotFound(found.detail)
@@ -58,6 +58,8 @@ async def examined(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Async
     yield await image(kubectl, settings, deep=deep)
     yield await processes(kubectl)
     yield await network(kubectl, deep=deep)
+    async for each in gateway.examined(kubectl, settings):
+        yield each
 
 
 async def namespace(kubectl: Kubectl, settings: Settings) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,6 +12,7 @@ from host_client.admin import Administration, beside, documents
 from host_client.cli import main
 from host_client.config import Settings
 from host_client.errors import UsageError
+from host_client.gateway import Gateway, Kind
 
 SETTINGS = Settings(namespace="team", user="alice")
 CLUSTER_SCOPED = ("Namespace", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -125,6 +126,95 @@ def test_further_networks_are_reached_when_they_are_named() -> None:
 
     assert blocks() == ["0.0.0.0/0", "::/0"]
     assert blocks(egress=("10.1.2.0/24",)) == ["0.0.0.0/0", "::/0", "10.1.2.0/24"]
+
+
+LED_TO = {
+    kind: replace(
+        SETTINGS,
+        gateway=Gateway(kind, "apps.example.com", "https", 443, "nginx", ("infra", "public")),
+    )
+    for kind in get_args(Kind)
+}
+
+
+def rights(objects: dict[str, dict[str, Any]], role: str) -> set[tuple[str, str, str]]:
+    return {
+        (verb, group, resource)
+        for rule in objects[f"Role/team/{role}"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "resource"),
+    [
+        ("ingress", "networking.k8s.io", "ingresses"),
+        ("httproute", "gateway.networking.k8s.io", "httproutes"),
+    ],
+)
+def test_launchers_may_make_what_leads_to_apps_where_the_cluster_does(
+    kind: Kind, group: str, resource: str
+) -> None:
+    objects = rendered(LED_TO[kind], ingress_from=("ingress-nginx",))
+    more = rights(objects, "podpipe-launcher") - rights(rendered(), "podpipe-launcher")
+    assert more == {
+        (verb, *named)
+        for verb in ("create", "get", "patch")
+        for named in (("", "services"), (group, resource))
+    }
+    assert ("delete", group, resource) in rights(objects, "podpipe-reaper")
+
+
+def test_only_the_proxies_that_are_named_are_let_in_and_to_the_gateway_alone() -> None:
+    def ingress(settings: Settings, *sources: str) -> Any:
+        policies = rendered(settings, ingress_from=sources)
+        return policies["NetworkPolicy/team/podpipe"]["spec"]["ingress"]
+
+    assert ingress(SETTINGS) == []
+    assert ingress(LED_TO["ingress"], "ingress-nginx", "10.1.0.0/16") == [
+        {
+            "from": [
+                {
+                    "namespaceSelector": {
+                        "matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}
+                    }
+                },
+                {"ipBlock": {"cidr": "10.1.0.0/16"}},
+            ],
+            "ports": [{"protocol": "TCP", "port": 8080}],
+        }
+    ]
+
+
+def test_what_leads_to_apps_is_judged_only_where_the_cluster_leads_to_them() -> None:
+    name = "ValidatingAdmissionPolicy/podpipe.team.gateway"
+    assert name not in rendered()
+    for kind, resource in (("ingress", "ingresses"), ("httproute", "httproutes")):
+        objects = rendered(LED_TO[kind], ingress_from=("x",))
+        judged = objects[name]["spec"]["matchConstraints"]["resourceRules"]
+        assert [rule["resources"] for rule in judged] == [["services"], [resource]]
+        assert f"ValidatingAdmissionPolicyBinding/{name.split('/')[1]}" in objects
+
+
+def test_there_is_room_for_a_certificate_of_each_sandbox_where_some_are_issued() -> None:
+    def secrets(settings: Settings, *sources: str) -> str:
+        quota = rendered(settings, ingress_from=sources)["ResourceQuota/team/podpipe"]
+        return str(quota["spec"]["hard"]["count/secrets"])
+
+    assert secrets(SETTINGS) == secrets(LED_TO["httproute"], "x") == "20"
+    assert secrets(LED_TO["ingress"], "x") == "1020"
+
+
+def test_who_leads_to_apps_has_to_be_named_and_only_then() -> None:
+    with pytest.raises(UsageError, match="GATEWAY=ingress needs --ingress-from"):
+        rendered(LED_TO["ingress"])
+    with pytest.raises(UsageError, match="--ingress-from needs GATEWAY=ingress or httproute"):
+        rendered(ingress_from=("x",))
+    for source in ("Nginx", "10.0.0.1", "a/b", ""):
+        with pytest.raises(UsageError, match="--ingress-from"):
+            rendered(LED_TO["ingress"], ingress_from=(source,))
 
 
 def test_the_reaper_runs_in_the_cluster_only_with_an_image() -> None:

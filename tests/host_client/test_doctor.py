@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,6 +16,7 @@ from host_client.config import Settings
 from host_client.doctor import access, cluster
 from host_client.doctor.findings import Finding
 from host_client.errors import Forbidden, KubectlError, NotFound
+from host_client.gateway import Gateway, Kind
 from host_client.kubectl import Kubectl
 from host_client.sandbox import timestamp
 from tests.host_client.conftest import Podpipe, StubCluster
@@ -32,12 +33,16 @@ Answer = dict[str, Any] | KubectlError
 class Answering(Kubectl):
     """A kubectl whose answers are set: by the resource that is got, or the kind that is tried."""
 
-    def __init__(self, stub: StubCluster, answers: Mapping[str, Answer]) -> None:
-        super().__init__(stub.settings())
+    def __init__(
+        self, stub: StubCluster, answers: Mapping[str, Answer], settings: Settings | None = None
+    ) -> None:
+        super().__init__(settings or stub.settings())
         self._answers = answers
 
     async def run(self, *args: str, stdin: str = "", timeout: float = 1) -> str:
         asked = args[1] if args[0] == "get" else f"try {json.loads(stdin)['kind']}"
+        if asked == "--raw" and args[2] in self._answers:
+            asked = args[2]
         answer = self._answers[asked]
         if isinstance(answer, KubectlError):
             raise answer
@@ -205,19 +210,35 @@ def test_a_kubectl_is_within_one_minor_version_of_the_server(
     assert bool(finding.fix) == (result != "ok")
 
 
-def test_the_verbs_that_are_asked_for_are_the_role_that_an_administrator_gives() -> None:
+ROUTE_GROUPS = {
+    "networking.k8s.io": ["ingresses"],
+    "gateway.networking.k8s.io": ["httproutes"],
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_the_verbs_that_are_asked_for_are_the_role_that_an_administrator_gives(kind: Kind) -> None:
     """doctor's own reads and a crash's last words are not needed."""
+    settings = Settings(user="u", gateway=Gateway(kind))
+    sources = () if kind == "local" else ("ingress-nginx",)
+    needed = access.needed(kind)
     role = next(
         found
-        for found in documents(Settings(user="u"), Administration(purge=True))
+        for found in documents(settings, Administration(purge=True, ingress_from=sources))
         if (found["kind"], found["metadata"]["name"]) == ("Role", LAUNCHER)
     )
-    given = {(v, r) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
-    assert given - {*access.NEEDED, *access.WANTED} == {
+    given = {
+        (v, f"{r}.{group}" if group in ROUTE_GROUPS and r in ROUTE_GROUPS[group] else r)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for r in rule["resources"]
+        for v in rule["verbs"]
+    }
+    assert given - {*needed, *access.WANTED} == {
         ("get", "namespaces"), ("get", "pods/log"), ("list", "networkpolicies"),
         ("list", "resourcequotas"),
     }  # fmt: skip
-    assert {*access.NEEDED, *access.WANTED} <= given
+    assert {*needed, *access.WANTED} <= given
 
 
 def test_nothing_is_tried_in_a_namespace_that_is_not_there(

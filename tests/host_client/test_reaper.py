@@ -249,13 +249,13 @@ async def test_a_sweep_deletes_what_expired_with_all_that_it_owns_and_nothing_el
 
 
 async def test_a_sweep_finds_orphans_of_every_kind_and_no_others(stub: StubCluster) -> None:
-    for kind in ("Pod", "Service", "Ingress", "Secret"):
+    for kind in ("Pod", "Service", "Ingress", "HTTPRoute", "Secret"):
         add_part(stub, kind, "gone")
         add_part(stub, kind, "young", creationTimestamp=timestamp(datetime.now(UTC)))
         add_part(stub, kind, "foreign", name=f"their-{kind.lower()}")
     report = await swept(stub)
     assert sorted(each.ref.split("/")[0] for each in report.deleted) == sorted(DEPENDANTS)
-    assert len(stub.objects) == 1 + 4 + 4
+    assert len(stub.objects) == 1 + 5 + 5
 
 
 async def test_a_dry_run_says_the_same_and_deletes_nothing(stub: StubCluster) -> None:
@@ -332,10 +332,21 @@ async def test_a_kind_that_may_not_be_listed_fails_by_name_and_the_rest_is_swept
     assert stub.names("ConfigMap") == []
 
 
-async def test_secrets_need_not_be_readable(stub: StubCluster) -> None:
-    stub.faults(http={"method": "GET", "path": "secrets", "status": 403, "message": "no"})
+@pytest.mark.parametrize("kind", ["secrets", "httproutes"])
+async def test_what_podpipe_makes_seldom_or_never_need_not_be_readable(
+    stub: StubCluster, kind: str
+) -> None:
+    stub.faults(http={"method": "GET", "path": kind, "status": 403, "message": "no"})
     report = await swept(stub)
-    assert (report.failed, report.skipped) == ({}, ["secrets"])
+    assert (report.failed, report.skipped) == ({}, [kind])
+
+
+async def test_a_cluster_need_not_have_the_gateway_api(stub: StubCluster) -> None:
+    add_record(stub, "old", PAST)
+    stub.faults(http={"method": "GET", "path": "httproutes", "status": 404, "message": "no"})
+    report = await swept(stub)
+    assert (report.failed, report.skipped) == ({}, [])
+    assert stub.names("ConfigMap") == []
 
 
 async def test_nothing_is_deleted_where_the_records_cannot_be_listed(stub: StubCluster) -> None:
