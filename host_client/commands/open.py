@@ -21,7 +21,7 @@ from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE, PodpipeError, UsageError
+from host_client.errors import EXIT_DONE, PodpipeError, SandboxNotFound, UsageError
 from host_client.gateway import DOMAIN
 from host_client.listener import Listener
 from host_client.ssh import runtime_folder
@@ -37,21 +37,24 @@ BROWSER_SECONDS = 5.0
 
 async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
     """Serve the local address of all the user's sandboxes, until interrupted; or only make a link."""
-    if arguments.share and not arguments.app:
-        raise UsageError("--share needs the app that the link is to open, and no other")
+    if arguments.app and "/" in arguments.target:
+        raise UsageError("SANDBOX/APP names the app already: leave out the second name")
     seconds = seconds_of(arguments.lifetime)
     gateway = settings.gateway
-    if gateway.in_cluster and not arguments.sandbox:
+    if gateway.in_cluster and not arguments.target:
         raise UsageError(
             f"with GATEWAY={gateway.kind} nothing is served here, for the cluster leads to "
             f"{gateway.address('SANDBOX_ID', 'APP')}: name the sandbox that is to be opened"
         )
     async with opened(settings, arguments) as host:
         facts: dict[str, Any] = {"port": gateway.port}
-        if arguments.sandbox:
+        ref, app = await _meant(host, arguments.target, arguments.app)
+        if arguments.share and not app:
+            raise UsageError("--share needs the app that the link is to open, and no other")
+        if ref:
             with watched() as progress:
-                session = await patiently(host, arguments.sandbox, progress)
-                facts |= await _linked(host, arguments.sandbox, arguments.app, seconds)
+                session = await patiently(host, ref, progress)
+                facts |= await _linked(host, ref, app, seconds)
             if why := out_of_reach(gateway, session.sandbox.id, session.pod):
                 warn([why])
         if arguments.share:
@@ -79,6 +82,38 @@ async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
                     await anyio.to_thread.run_sync(webbrowser.open, page, abandon_on_cancel=True)
                     await anyio.sleep_forever()
     return EXIT_DONE
+
+
+async def _meant(host: Host, target: str, app: str) -> tuple[str, str]:
+    """The sandbox and the app that a person means: no app is the sandbox's page, no sandbox all.
+
+    Args:
+        host: whose.
+        target: a sandbox, an app, or SANDBOX/APP; empty for none.
+        app: beside a sandbox.
+
+    Raises:
+        SandboxNotFound: nothing is called so.
+        UsageError: more than one is.
+    """
+    ref, slash, name = target.partition("/")
+    if slash and not ref:
+        raise UsageError(f"{target[:80]!r} names no sandbox: SANDBOX/APP, or APP alone")
+    if not target or app or slash:
+        return ref, app or name
+    boxes = [status.sandbox for status in await host.launcher.list_all()]
+    found = [(box.name or box.id, "") for box in boxes if target in (box.id, box.name)]
+    found += [(box.name or box.id, target) for box in boxes if target in apps_of(box.apps)]
+    if not found:
+        raise SandboxNotFound(
+            f"no sandbox of user {host.settings.user!r} in namespace {host.settings.namespace} is "
+            f"called {target[:80]!r} or publishes an app of that name; `podpipe list` shows the "
+            "sandboxes, `podpipe apps SANDBOX` the apps of one"
+        )
+    if len(found) > 1:
+        choices = ", ".join(f"`podpipe open {box}/{each}`" for box, each in found)
+        raise UsageError(f"{target!r} is the name of {len(found)}; choose one: {choices}")
+    return found[0]
 
 
 async def _linked(host: Host, ref: str, app: str, seconds: int) -> dict[str, str]:
@@ -121,11 +156,17 @@ def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
         open_app,
         f"Serve the apps of all your sandboxes at http://APP.SANDBOX_ID.{DOMAIN}, until ctrl-C, and "
         "open one.",
-        "open work web",
+        "open web",
         sandbox=False,
     )
-    sub.add_argument("sandbox", nargs="?", default="", help="id or name; default: only serve")
-    sub.add_argument("app", nargs="?", default="", help="default: the sandbox's own page")
+    sub.add_argument(
+        "target",
+        nargs="?",
+        default="",
+        metavar="APP|SANDBOX[/APP]",
+        help="an app, if one sandbox has it; or a sandbox, for its own page; default: only serve",
+    )
+    sub.add_argument("app", nargs="?", default="", metavar="APP", help="likewise SANDBOX APP")
     sub.add_argument(
         "--no-browser", dest="browser", action="store_false", help="only print the link"
     )

@@ -483,6 +483,40 @@ def test_open_of_what_is_not_published_says_what_is(
     assert "publishes no app 'web'; it publishes none. Publish one with `podpipe" in ended.stderr
 
 
+def shared(podpipe: Podpipe, *words: str) -> str:
+    """Host and path to which a link leads that `open --share` makes."""
+    made = podpipe("open", *words, "--share", "--json")
+    assert made.returncode == 0, made.stderr
+    link: str = json.loads(made.stdout)["url"]
+    return link.removeprefix("http://")
+
+
+def test_open_takes_an_app_a_sandbox_or_both_and_lists_what_is_called_alike(
+    podpipe: Podpipe, stub: StubCluster, runtime: Path
+) -> None:
+    stub.faults(gateway={"port": free_port()})
+    for name in ("one", "two"):
+        podpipe("create", "--name", name)
+    for box, app in (("one", "web"), ("one", "api"), ("one", "two")):
+        assert podpipe("expose", box, "3000", app).returncode == 0
+    for words in (("web",), ("one/web",), ("one", "web")):
+        assert shared(podpipe, *words).startswith("web.one-")
+    assert shared(podpipe, "one/two").startswith("two.one-")
+    page = podpipe("open", "one", "--share")
+    assert (page.returncode, "needs the app" in page.stderr) == (2, True)
+    alike = podpipe("open", "two", "--share")
+    assert alike.returncode == 2
+    assert "'two' is the name of 2; choose one: `podpipe open two/`, `podpipe open one/two`" in (
+        alike.stderr
+    )
+    twice = podpipe("open", "one/web", "web", "--share")
+    assert (twice.returncode, "names the app already" in twice.stderr) == (2, True)
+    assert podpipe("open", "/web", "--share").returncode == 2
+    nothing = podpipe("open", "nonesuch", "--share")
+    assert nothing.returncode == 3
+    assert "is called 'nonesuch' or publishes an app of that name" in nothing.stderr
+
+
 async def test_a_host_serves_the_address_once_it_is_asked_for_and_others_join(
     stub: StubCluster, runtime: Path
 ) -> None:
