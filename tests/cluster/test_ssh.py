@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from host_client.host import Host
 from tests.cluster.conftest import ROOT, Cluster
 from tests.cluster.test_lifetime import IDLE_SECONDS, phase
+from tests.host_client.test_forward import free_port
 from tests.host_client.test_ssh import PATIENCE, read_until, tree
 from tests.idling import idle_after
 from tests.in_pod_server.support import eventually
@@ -88,17 +90,22 @@ def test_scp_sftp_and_rsync_move_a_tree_both_ways(
         (source / f"deep/er/{number}").write_bytes(os.urandom(number * 31))
     (source / "large ü").write_bytes(os.urandom(8_000_000))
     options = " ".join(client)
-    for name, tool in (
-        ("scp", ["scp", "-q", "-r", *client]),
-        ("rsync", ["rsync", "-a", "-e", f"ssh {options}"]),
+    for name, tool, end in (
+        ("scp", ["scp", "-q", "-r", *client], ""),
+        ("scp-of-old", ["scp", "-q", "-r", "-O", *client], ""),
+        ("rsync", ["rsync", "-a", "-e", f"ssh {options}"], "/."),
     ):
-        up = plainly(*tool, f"{source}/.", f"{ALIAS}:{name}-tree")
+        up = plainly(*tool, f"{source}{end}", f"{ALIAS}:{name}-tree")
         assert up.returncode == 0, up.stderr
-        down = plainly(*tool, f"{ALIAS}:{name}-tree/.", str(tmp_path / name))
+        down = plainly(*tool, f"{ALIAS}:{name}-tree{end}", str(tmp_path / name))
         assert down.returncode == 0, down.stderr
         assert tree(tmp_path / name) == tree(source)
-    batch = plainly("sftp", "-q", "-b", "-", *client, ALIAS, stdin=b"ls scp-tree/deep/er/199\n")
-    assert b"scp-tree/deep/er/199" in batch.stdout, batch.stderr
+    script = (
+        f"put -R {source} sftp-tree\nget -R sftp-tree {tmp_path}/sftp\nls sftp-tree/deep/er/199\n"
+    )
+    batch = plainly("sftp", "-q", "-b", "-", *client, ALIAS, stdin=script.encode())
+    assert b"sftp-tree/deep/er/199" in batch.stdout, batch.stderr
+    assert tree(tmp_path / "sftp") == tree(source)
 
 
 def test_a_master_carries_many_commands_and_a_forward_as_an_editor_uses_them(
@@ -129,6 +136,47 @@ def test_a_master_carries_many_commands_and_a_forward_as_an_editor_uses_them(
     finally:
         master.terminate()
         master.wait(BOUND)
+
+
+def test_a_script_on_stdin_starts_a_server_that_a_dynamic_forward_reaches(
+    sandbox: str, client: list[str]
+) -> None:
+    """As VS Code's Remote-SSH connects: one ssh, `bash -s`, and SOCKS to whatever port that tells."""
+    server = (
+        "import http.server as h\n"
+        "s = h.ThreadingHTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler)\n"
+        "print(s.server_address[1], flush=True)\n"
+        "s.serve_forever()\n"
+    )
+    script = f"cd /etc && exec python3 -c {shlex.quote(server)}\n"
+    socks = free_port()
+    process = subprocess.Popen(
+        ["ssh", "-T", "-D", f"127.0.0.1:{socks}", *client, ALIAS, "bash", "-s"],
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    try:
+        process.stdin.write(script.encode())
+        process.stdin.flush()
+        there = int(process.stdout.readline())
+        proxy = ["curl", "-sS", "--socks5-hostname", f"127.0.0.1:{socks}"]
+        many = [
+            subprocess.Popen(
+                [*proxy, f"http://localhost:{there}/os-release"], stdout=subprocess.PIPE
+            )
+            for _ in range(20)
+        ]
+        heard = {each.communicate(timeout=BOUND)[0] for each in many}
+        assert len(heard) == 1
+        assert b"NAME=" in heard.pop()
+        nobody = plainly(*proxy, "http://127.0.0.1:9/")
+        assert (nobody.returncode, nobody.stdout) == (97, b""), "SOCKS says that it was refused"
+        assert plainly(*proxy, f"http://127.0.0.1:{there}/hostname").returncode == 0
+    finally:
+        process.terminate()
+        process.communicate(timeout=BOUND)
 
 
 def test_shell_on_a_terminal_follows_its_size_and_passes_signals_and_the_exit_code(
