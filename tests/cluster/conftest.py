@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,10 @@ POLICY_SECONDS = 30.0
 class Cluster:
     """A namespace on a real cluster, and the product run against it as a person would."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], folder: Path, allowed: Sequence[str] = ALLOWED
+    ) -> None:
+        self._allowed = allowed
         self.namespace = f"podpipe-test-{secrets.token_hex(4)}"
         self.administrator = environment
         self._folder = folder
@@ -61,7 +65,7 @@ class Cluster:
     def rendered(self, *options: str) -> str:
         """`podpipe render admin` for these tests."""
         done = self.podpipe(
-            "render", "admin", "--image", self.settings().image, *ALLOWED, *options,
+            "render", "admin", "--image", self.settings().image, *self._allowed, *options,
             MAX_CPU_LIMIT="1024", MAX_MEMORY_LIMIT="16Ti",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -199,17 +203,17 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in NEEDED}
 
 
-@pytest.fixture(scope="session")
-def cluster(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+@contextmanager
+def administered(
+    environment: dict[str, str], folder: Path, *options: str, **settings: str
 ) -> Iterator[Cluster]:
-    state = tmp_path_factory.mktemp("state")
+    """A namespace and what its administrator applies by these settings and options; all goes again."""
     files = {
-        "PODPIPE_LOG_FILE": str(state / "serve.log"),
-        "PODPIPE_AUDIT_FILE": str(state / "audit.jsonl"),
+        "PODPIPE_LOG_FILE": str(folder / "serve.log"),
+        "PODPIPE_AUDIT_FILE": str(folder / "audit.jsonl"),
     }
     found = Cluster(
-        environment | files | canaries.ENVIRONMENT, tmp_path_factory.mktemp("kubeconfigs")
+        environment | files | canaries.ENVIRONMENT | settings, folder, (*ALLOWED, *options)
     )
     applied = found.rendered()
     try:
@@ -221,6 +225,14 @@ def cluster(
             "delete", "--ignore-not-found", "--timeout=90s", "-f", "-",
             stdin=applied, everywhere=True,
         )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with administered(environment, tmp_path_factory.mktemp("cluster")) as found:
+        yield found
 
 
 @pytest.fixture
