@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from in_pod_server.dial import HANDOVER, can_be_waited_for
+from in_pod_server.memory import give_back
 from in_pod_server.streams import Streams
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MOST: Final = 256
 """Clients at once; others wait to be accepted. A command can open sockets by the ten thousand."""
 FIRST_WORD_SECONDS: Final = 10.0
 """For a client to say anything at all: what only holds its place has none."""
+GIVE_BACK_SECONDS: Final = 1.0
+"""From a client's end to looking for what it left: many often end at once."""
 
 Handle = Callable[[Streams], Coroutine[Any, Any, None]]
 
@@ -42,6 +45,8 @@ async def accept(listener: socket.socket, tasks: TaskGroup, handle: Handle) -> N
         handle: what they run with what the client writes and reads, closed after it.
     """
     places = anyio.Semaphore(MOST)
+    left = asyncio.Event()
+    tasks.start_soon(_give_back, left)
 
     async def attend(client: socket.socket) -> None:
         try:
@@ -52,12 +57,26 @@ async def accept(listener: socket.socket, tasks: TaskGroup, handle: Handle) -> N
             logger.exception("a connection failed")
         finally:
             places.release()
+            left.set()
 
     while True:
         await places.acquire()
         while (client := await _accepted(listener)) is None:
             pass
         tasks.start_soon(attend, client)
+
+
+async def _give_back(left: asyncio.Event) -> None:
+    """After clients have left, give the system the memory of what they never read.
+
+    What their cut calls held refers to itself, and a few large objects are not what makes Python look
+    for such by itself: 24 clients that were killed left 240 MiB, and the next as many again 40 more.
+    """
+    while True:
+        await left.wait()
+        await anyio.sleep(GIVE_BACK_SECONDS)
+        left.clear()
+        give_back()
 
 
 async def _accepted(listener: socket.socket) -> socket.socket | None:

@@ -238,6 +238,29 @@ def test_clients_that_do_not_read_or_send_halves_disturb_nobody(daemon: Daemon) 
     assert memory_kib(daemon) < 400_000
 
 
+def test_the_memory_of_what_clients_never_read_is_given_back_when_they_are_killed(
+    tmp_path: Path,
+) -> None:
+    with start_daemon(tmp_path) as daemon, Wire(daemon.socket) as wire:
+        wire.call(1, "run_command", command="head -c 4000000 /dev/zero | tr '\\0' x > big")
+        idle = memory_kib(daemon)
+        read = {"name": "read_file", "arguments": {"path": "big", "max_bytes": 4_000_000}}
+        for _ in range(2):  # else more would be left each time
+            with contextlib.ExitStack() as killed:
+                for deaf in [killed.enter_context(Wire(daemon.socket)) for _ in range(12)]:
+                    for request_id in range(1, 9):
+                        deaf.send(
+                            {
+                                "jsonrpc": "2.0",
+                                "id": request_id,
+                                "method": "tools/call",
+                                "params": read,
+                            }
+                        )
+                eventually(lambda: memory_kib(daemon) > idle + 65_536)
+            eventually(lambda: memory_kib(daemon) < idle + 16_384)
+
+
 def memory_kib(daemon: Daemon) -> int:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
