@@ -224,18 +224,35 @@ async def by_ssh(host: Host, ref: str, ports: Sequence[int], asked: Mapping[str,
 
 
 async def by_port_forward(host: Host, ref: str, ports: Sequence[int]) -> Carrier:
-    """A carrier for machines without ssh; it is the API server's, and needs a right of its own."""
+    """A carrier for machines without ssh; it is the API server's, and needs a right of its own.
+
+    Raises:
+        PrerequisiteError: the person does not have it.
+        SessionLost: it did not get through.
+        PodpipeError: as `Host.open`.
+    """
     session = await host.open(ref)
     here: dict[int, int] = {}
     async with AsyncExitStack() as stack:
         words = [f":{port}" for port in ports]
         argv = host.kubectl.argv("port-forward", f"pod/{session.pod.name}", *words)
         process = await _started(stack, host, [*argv, "--address=127.0.0.1"], {})
-        async with _through(process, ref) as said:
-            while len(here) < len(ports):
-                line = await said.receive_until(b"\n", MAX_LINE_BYTES)
-                if found := _FORWARDING.match(line):
-                    here[int(found[2])] = int(found[1])
+        try:
+            async with _through(process, ref) as said:
+                while len(here) < len(ports):
+                    line = await said.receive_until(b"\n", MAX_LINE_BYTES)
+                    if found := _FORWARDING.match(line):
+                        here[int(found[2])] = int(found[1])
+        except SessionLost as lost:
+            if "forbidden" not in str(lost):
+                raise
+            # It is not of the launcher's Role, in which exec is the only way into a pod.
+            raise PrerequisiteError(
+                "there is no ssh on PATH, and kubectl port-forward, which would do in its place, "
+                f"needs the right to get and create pods/portforward in {host.kubectl.namespace}, which "
+                "you do not have: install OpenSSH's client (Debian, Ubuntu: apt-get install "
+                "openssh-client), or ask an administrator for that right"
+            ) from lost
         stack.pop_all()
 
     async def connect(port: int) -> End:

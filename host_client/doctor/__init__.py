@@ -90,6 +90,8 @@ def _ssh(settings: Settings) -> Finding:
     try:
         return Finding("ssh", "ok", ssh.program(settings.environment))
     except PodpipeError:
-        detail = "not on PATH: shell and ssh-config do not work, open and forward by port-forward"
+        detail = (
+            "not on PATH: no shell, no ssh-config; open and forward need pods/portforward instead"
+        )
         fix = "install OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"
         return Finding("ssh", "warning", detail, fix)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -59,11 +60,11 @@ class Forwarding:
 
 
 @contextmanager
-def forwarding(cluster: Cluster, name: str) -> Iterator[Forwarding]:
+def forwarding(cluster: Cluster, name: str, **environment: str) -> Iterator[Forwarding]:
     here, nowhere = free_port(), free_port()
     process = subprocess.Popen(
         [*PODPIPE, "forward", name, f"{here}:{PORT}", f"{nowhere}:{NOTHING}"],
-        env=os.environ | cluster.environment | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | cluster.environment | {"PYTHONPATH": str(ROOT)} | environment,
         cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout
@@ -145,6 +146,20 @@ def test_a_port_on_which_nothing_listens_is_told_and_hurts_no_other(forwarded: F
         assert said(forwarded.nowhere, b"hello?") == b""
     eventually(lambda: any(f"port {NOTHING} of work closed" in line for line in forwarded.err))
     assert said(forwarded.here, b"still there") == b"still there"
+
+
+def test_without_ssh_kubectl_forwards_where_it_may_and_the_missing_right_is_told_elsewhere(
+    cluster: Cluster, forwarded: Forwarding, tmp_path: Path
+) -> None:
+    refused = cluster.podpipe("forward", "work", f"{free_port()}:{PORT}", PATH=str(tmp_path))
+    assert refused.returncode == 4
+    assert "needs the right to get and create pods/portforward" in refused.stderr
+    with forwarding(cluster, "work", **cluster.administrator, PATH=str(tmp_path)) as allowed:
+        assert said(allowed.here, b"through") == b"through"
+        with suppress(ConnectionResetError):
+            assert said(allowed.nowhere, b"hello?") == b""
+        eventually(lambda: any(f"port {NOTHING} of work closed" in line for line in allowed.err))
+        assert said(allowed.here, b"again") == b"again"
 
 
 def test_the_pod_of_now_is_asked_for_when_that_of_before_was_deleted(

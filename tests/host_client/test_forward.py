@@ -239,3 +239,18 @@ def test_without_ssh_kubectl_forwards_and_that_is_said(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert b"no ssh here, so kubectl port-forward carries the connections" in err
+
+
+def test_without_ssh_and_without_the_right_to_forward_both_ways_out_are_told(
+    podpipe: Podpipe, stub: StubCluster, work: str, tmp_path: Path
+) -> None:
+    refusal = 'pods "p" is forbidden: User "alice" cannot get resource "pods/portforward"'
+    stub.faults(**{"port-forward": {"stderr": f"error: error upgrading connection: {refusal}"}})
+    here = free_port()
+    ended = podpipe("forward", work, f"{here}:3000", PATH=str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (4, "")
+    said = ended.stderr
+    assert "needs the right to get and create pods/portforward in sandbox-system" in said
+    assert "install OpenSSH's client" in said
+    with socket.create_server(("127.0.0.1", here)):
+        pass
