@@ -19,7 +19,7 @@ from host_client.clock import utc_now
 from host_client.config import Settings
 from host_client.errors import Forbidden, KubectlError, NameTaken
 from host_client.kubectl import Kubectl
-from host_client.reaper import RESOURCES, sweep
+from host_client.reaper import MAY_BE_HIDDEN, RESOURCES, sweep
 from host_client.sandbox import PodView, Sandbox, draft_sandbox
 from tests.cluster.conftest import Cluster
 
@@ -151,7 +151,7 @@ def deletion(resource: str) -> Call:
 REAPER_USES: Mapping[tuple[str, str], Call] = {
     (verb, resource): call
     for resource in RESOURCES
-    if resource != "secrets"
+    if resource not in MAY_BE_HIDDEN
     for verb, call in (
         ("list", swept),
         ("get", reread(resource)),
