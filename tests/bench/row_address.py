@@ -6,11 +6,13 @@ import asyncio
 import re
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -117,13 +119,16 @@ async def _says(
             await process.aclose()
 
 
-async def _small(ways: _Ways, connections: int, port: int) -> Sample:
-    """The median of requests on connections that stay open."""
+async def _small(ways: _Ways, connections: int, to: int | Path) -> Sample:
+    """The median of requests on connections that stay open, to a port or a socket."""
     taken: list[float] = []
     request = ways.request("web", "/")
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if isinstance(to, Path):
+            reader, writer = await asyncio.open_unix_connection(to)
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", to)
         for _ in range(REQUESTS // connections + 1):
             began = time.perf_counter()
             writer.write(request)
@@ -168,6 +173,21 @@ def _asked(connections: int) -> Callable[[Lab], AbstractAsyncContextManager[Side
 
 
 @asynccontextmanager
+async def _by_ssh(lab: Lab) -> AsyncIterator[Sides]:
+    """The least that a way of OpenSSH can take: its client alone, with nothing of ours after it."""
+    ways = await lab.once(_ways)
+    environment = dict(lab.settings.environment) | {"PODPIPE_USER": lab.settings.user}
+    box = ways.host.split(".")[0]
+    entry = await anyio.run_process([str(PODPIPE), "ssh-config", box], env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        config, socket = Path(folder, "config"), Path(folder, "socket")
+        await anyio.Path(config).write_bytes(entry.stdout)
+        argv = ["ssh", "-F", str(config), "-L", f"{socket}:127.0.0.1:{GATEWAY_PORT}"]
+        async with _says([*argv, f"podpipe-{box}", "echo through; cat"], environment, "through"):
+            yield Sides(partial(_small, ways, 1, socket), partial(_small, ways, 1, ways.forwarded))
+
+
+@asynccontextmanager
 async def _downloaded(lab: Lab) -> AsyncIterator[Sides]:
     ways = await lab.once(_ways)
     argv = lab.kubectl.argv("exec", ways.pod, "-c", CONTAINER, "--", "cat", "/tmp/large")
@@ -190,6 +210,13 @@ ROWS: tuple[Row[Lab], ...] = (
         sides=_asked(1),
         runs=7,
         target=1.1,
+    ),
+    Row(
+        name="address-ssh",
+        ours="the same by ssh-config's entry: OpenSSH alone, its client's socket",
+        baseline="the same through kubectl port-forward",
+        sides=_by_ssh,
+        runs=7,
     ),
     Row(
         name=f"address-{MANY}",
