@@ -1,5 +1,5 @@
-"""What an ingress controller does, by a Caddy of this machine: from Ingresses and EndpointSlices, as the
-API server has them, to pods' own addresses by the host of each request."""
+"""What an ingress controller does, by a Caddy of this machine: from Ingresses or HTTPRoutes and
+EndpointSlices, as the API server has them, to pods' own addresses by the host of each request."""
 
 from __future__ import annotations
 
@@ -52,20 +52,24 @@ def endpoints(cluster: Cluster, service: str) -> Sequence[str]:
     ]
 
 
-def hosts(ingresses: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
-    """The Service of each host."""
+def hosts(found: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    """The Service of each host of Ingresses and HTTPRoutes."""
     return {
-        rule["host"]: path["backend"]["service"]["name"]
-        for ingress in ingresses
-        for rule in ingress["spec"]["rules"]
-        for path in rule["http"]["paths"]
+        host: backend["name"]
+        for each in found
+        for rule in each["spec"]["rules"]
+        for host in each["spec"].get("hostnames") or [rule["host"]]
+        for backend in rule.get("backendRefs")
+        or [path["backend"]["service"] for path in rule["http"]["paths"]]
     }
 
 
 @contextlib.contextmanager
-def leading(cluster: Cluster, port: int, scheme: str = "http") -> Iterator[None]:
+def leading(
+    cluster: Cluster, port: int, *, scheme: str = "http", kind: str = "ingresses"
+) -> Iterator[None]:
     """Lead requests on a port of the loopback to pods, as if clients had spoken `scheme`."""
-    services = hosts(cluster.get("ingresses")["items"])
+    services = hosts(cluster.get(kind)["items"])
     routes = []
     for number, (host, service) in enumerate(services.items()):
         found = " ".join(endpoints(cluster, service))

@@ -31,8 +31,8 @@ from tests.in_pod_server.support import eventually
 
 DOMAIN = "apps.test"
 PORT = free_port()
-GONE_SECONDS = 60.0
-"""The garbage collector of a busy cluster takes its time."""
+GONE_SECONDS = 120.0
+"""The garbage collector of a busy cluster takes its time, and looks for new kinds twice a minute."""
 OF_THE_PROXY = {
     "test_a_host_that_is_no_app_of_the_sandbox_is_not_found",
     "test_case_port_and_domain_of_a_host_say_nothing",
@@ -92,7 +92,7 @@ def test_a_host_that_no_ingress_names_leads_nowhere(place: Place) -> None:
 def test_a_link_sets_a_cookie_for_tls_alone_and_leads_to_the_clean_address(
     led: Cluster, place: Place
 ) -> None:
-    with proxies.leading(led, port := free_port(), "https"):
+    with proxies.leading(led, port := free_port(), scheme="https"):
         secure = replace(place, address=("127.0.0.1", port))
         html = {"Accept": "text/html"}
         gone = secure.ask("GET", f"/x?a=1&token={place.token}", html)
@@ -136,14 +136,14 @@ def made(led: Cluster) -> Iterator[tuple[str, str]]:
     led.environment["PODPIPE_USER"] = user
 
 
-def leading_to(cluster: Cluster, sandbox_id: str) -> set[str]:
-    found = cluster.get("services,ingresses", "-l", f"podpipe/sandbox={sandbox_id}")["items"]
+def leading_to(cluster: Cluster, sandbox_id: str, kind: str = "ingresses") -> set[str]:
+    found = cluster.get(f"services,{kind}", "-l", f"podpipe/sandbox={sandbox_id}")["items"]
     return {each["kind"] for each in found}
 
 
-def gone(cluster: Cluster, sandbox_id: str) -> None:
+def gone(cluster: Cluster, sandbox_id: str, kind: str = "ingresses") -> None:
     deadline = time.monotonic() + GONE_SECONDS
-    while left := leading_to(cluster, sandbox_id):
+    while left := leading_to(cluster, sandbox_id, kind):
         assert time.monotonic() < deadline, f"the garbage collector leaves {left}"
         time.sleep(0.2)
 
