@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import platform
+import resource
 import secrets
 import signal
 import socket
@@ -95,6 +96,7 @@ def serve(paths: Paths, options: Options) -> int:
     _close_stdin()
     _become_undumpable()
     _take_short_turns()
+    open_files = _take_descriptors()
     with bound(paths.socket) as listener:
         _prepare(paths)
         # Collecting garbage while mcp builds its models costs a sixth of the start.
@@ -105,7 +107,7 @@ def serve(paths: Paths, options: Options) -> int:
 
         gc.freeze()
         gc.enable()
-        return anyio.run(_serve, paths, listener, options)
+        return anyio.run(_serve, paths, listener, options, open_files)
 
 
 @contextlib.contextmanager
@@ -170,6 +172,17 @@ def _become_undumpable() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def _take_descriptors() -> int:
+    """Have as many files open as we may: each open request to an app takes two.
+
+    Returns:
+        How many we might have had unasked, for commands, of which some count on a small number.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
 def _take_short_turns() -> None:
     """Ask the scheduler for short turns that come at once, in place of long ones that come late.
 
@@ -210,7 +223,7 @@ def hello(podinfo: Path) -> dict[str, object]:
     }
 
 
-async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int:
+async def _serve(paths: Paths, listener: socket.socket, options: Options, open_files: int) -> int:
     import asyncio
 
     import anyio
@@ -240,7 +253,11 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options) -> int
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     launcher = Launcher(
-        home=paths.home, run_dir=paths.run_dir, user=contract.USER, tmp_dir=Path(contract.TMP_DIR)
+        home=paths.home,
+        run_dir=paths.run_dir,
+        user=contract.USER,
+        tmp_dir=Path(contract.TMP_DIR),
+        open_files=open_files,
     )
     about = hello(paths.podinfo)
     names = [paths.home, paths.workspace]

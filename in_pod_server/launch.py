@@ -54,9 +54,15 @@ _FIXED_ENV: Final = {
 
 
 class Launcher:
-    """Starts commands for one home; scripts too long for an argument lie in `run_dir`."""
+    """Starts commands for one home; scripts too long for an argument lie in `run_dir`.
 
-    def __init__(self, *, home: Path, run_dir: Path, user: str, tmp_dir: Path) -> None:
+    `open_files` is how many a command may have open unless it asks for more; 0: as many as we.
+    """
+
+    def __init__(
+        self, *, home: Path, run_dir: Path, user: str, tmp_dir: Path, open_files: int = 0
+    ) -> None:
+        self._open_files = open_files
         self._home = home
         self._run_dir = run_dir
         self._user = user
@@ -118,7 +124,9 @@ class Launcher:
                 self.forget(process_id)
                 raise _refused(exc, cwd) from exc
         _offer_to_oom_killer(child.pid)
-        _dump_no_core(child.pid)
+        _limit(child.pid, resource.RLIMIT_CORE, 0)  # crashes are not to fill the home
+        if self._open_files:
+            _limit(child.pid, resource.RLIMIT_NOFILE, self._open_files)
         with contextlib.suppress(OSError):
             os.setpriority(
                 os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
@@ -205,11 +213,11 @@ def _offer_to_oom_killer(pid: int) -> None:
             os.close(fd)
 
 
-def _dump_no_core(pid: int) -> None:
-    """Keep crashes from filling the home; `ulimit -c unlimited` in the command allows them again."""
+def _limit(pid: int, what: int, soft: int) -> None:
+    """Limit what a command has unless it asks for more by `ulimit`."""
     with contextlib.suppress(OSError):
-        _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
+        _, hard = resource.prlimit(pid, what)
+        resource.prlimit(pid, what, (soft, hard))
 
 
 def memory_file(data: bytes) -> BinaryIO:

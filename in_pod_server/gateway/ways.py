@@ -13,6 +13,7 @@ import errno
 import ipaddress
 import itertools
 import logging
+import resource
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -29,6 +30,8 @@ PORT: Final = contract.RESERVED_PORTS[-1]
 """Of all addresses, for it is in the way of no app; any other where a command has it at every address."""
 BACKLOG: Final = 512
 DIAL_SECONDS: Final = 2.0
+RESERVED_FILES: Final = 512
+"""Descriptors that no request to an app takes from pipes and commands."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Ways:
         assert self._tasks
         key = app, port, grant
         if key not in self._ways:
-            self._ways[key] = Way(f"{next(self._addresses)}", port)
+            self._ways[key] = Way(f"{next(self._addresses)}", port, self._has_room)
             self._tasks.start_soon(self._ways[key].serve)
         return self._ways[key].upstream
 
@@ -68,6 +71,11 @@ class Ways:
         """End the ways of which it is not true, given app, port and grant, and every request on them."""
         for key in [key for key in self._ways if not allowed(*key)]:
             self._ways.pop(key).end()
+
+    def _has_room(self) -> bool:
+        """Whether the daemon has descriptors for another request, of which each takes two."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return files < 0 or 2 * self.open_requests() < files - RESERVED_FILES
 
     def open_requests(self) -> int:
         """How many requests are open, streams among them: Caddy has a connection for each."""
@@ -80,14 +88,16 @@ class Way:
     Args:
         address: of the loopback.
         leads_to: a port of an app.
+        has_room: whether another request may come.
 
     Raises:
         OSError: it cannot be listened on.
     """
 
-    def __init__(self, address: str, leads_to: int) -> None:
+    def __init__(self, address: str, leads_to: int, has_room: Callable[[], bool]) -> None:
         self.open_requests = 0
         self._leads_to = leads_to
+        self._has_room = has_room
         self._listener = _listening(address)
         self.upstream = "{}:{}".format(*self._listener.getsockname())
         self._scope = anyio.CancelScope()
@@ -117,6 +127,9 @@ class Way:
                     server.close()
 
     async def _lead(self, client: End) -> None:
+        if not self._has_room():
+            client.reset()  # which Caddy tells its client as 503, to come again
+            return
         ends = [client]
         self.open_requests += 1
         try:

@@ -260,11 +260,12 @@ def gateway(
     port: int = 0,
     idle_seconds: int = 0,
     proxied: bool = False,
+    under: Sequence[str] = (),
 ) -> Iterator[Local]:
     """A daemon with a gateway, one token for everything, and nothing published.
 
     `notes` is what the pod's annotations say instead, `port` one that may be taken; its clients may be
-    `proxied`.
+    `proxied`; `under` is a program that becomes it.
     """
     port, token = port or free_port(), secrets.token_urlsafe(contract.TOKEN_BYTES)
     (base / "podinfo").mkdir(exist_ok=True)
@@ -276,7 +277,7 @@ def gateway(
     if proxied:
         named[contract.ENV_GATEWAY_ADDRESS] = "127.0.0.1"
     with (
-        start_daemon(base, arguments=("--gateway-port", str(port)), **named) as daemon,
+        start_daemon(base, under=under, arguments=("--gateway-port", str(port)), **named) as daemon,
         Wire(daemon.socket) as wire,
     ):
         yield Local(

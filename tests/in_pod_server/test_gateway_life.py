@@ -194,6 +194,23 @@ def test_publishing_a_name_on_another_port_ends_what_was_open_on_the_first(
         assert place.ask("GET", "/", place.bearer).status == 200
 
 
+def test_streams_take_all_descriptors_but_those_that_tools_need(short_path: Path, app: int) -> None:
+    few = ("bash", "-c", 'ulimit -Sn 256; ulimit -Hn 640; exec "$@"', "bash")
+    with gateway(short_path, under=few) as place, contextlib.ExitStack() as streams:
+        place.call("expose_port", internal_port=app, name="web")
+        sockets = [
+            streams.enter_context(place.websocket(headers=place.bearer))[0] for _ in range(64)
+        ]
+        refused = place.ask("GET", "/", place.bearer)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+        assert place.call("run_command", command="ulimit -Sn")["stdout"] == "256\n"
+        for each in sockets:
+            each.send("still there")
+        assert [each.recv(10) for each in sockets] == ["still there"] * 64
+        streams.close()
+        eventually(lambda: place.ask("GET", "/", place.bearer).status == 200)
+
+
 def test_rotating_ends_what_the_old_tokens_opened(
     place: Local, app: int, opened: contextlib.ExitStack
 ) -> None:
