@@ -7,8 +7,11 @@ network plugin enforces none, there is nothing to see, and the test says so.
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +25,7 @@ from host_client.local.cluster import Choice
 from host_client.local.console import Console
 from host_client.local.node import Node
 from host_client.local.tools import run
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, administered
 from tests.cluster.relay import relay
 
 PORT = 20000
@@ -157,3 +160,63 @@ async def test_the_policy_closes_what_a_sandbox_reached_and_exec_goes_on(
                 assert (await call(host, "one", "run_command", command="echo on"))[
                     "stdout"
                 ] == "on\n"
+
+
+@pytest.fixture
+def proxies(environment: dict[str, str], cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Two namespaces, each with a pod `proxy` that tries what it is told."""
+    names = (f"podpipe-test-{secrets.token_hex(4)}", f"podpipe-test-{secrets.token_hex(4)}")
+    try:
+        for name in names:
+            cluster.kubectl("create", "namespace", name, everywhere=True)
+            cluster.kubectl(
+                "run", "proxy", "-n", name, f"--image={cluster.settings().image}",
+                "--image-pull-policy=IfNotPresent", "--command", "--", "sleep", "600",
+                everywhere=True,
+            )  # fmt: skip
+        for name in names:
+            cluster.kubectl("wait", "--for=condition=Ready", "pod/proxy", "-n", name,
+                            "--timeout=60s", everywhere=True)  # fmt: skip
+        yield names
+    finally:
+        cluster.kubectl("delete", "namespace", *names, "--wait=false", everywhere=True)
+
+
+@pytest.mark.breaks_node
+def test_the_proxies_that_are_named_reach_gateways_and_nothing_else_does(
+    environment: dict[str, str],
+    tmp_path: Path,
+    node: Node | None,
+    proxies: tuple[str, str],
+) -> None:
+    named, other = proxies
+    gateway = {"GATEWAY": "ingress", "BASE_DOMAIN": "apps.test"}
+    with administered(environment, tmp_path, "--ingress-from", named, **gateway) as led:
+        made = led.podpipe("create", "--name", "work", "--json")
+        assert made.returncode == 0, made.stderr
+        listening = f"setsid /usr/bin/python3 -c '{LISTEN}' >ready 2>&1 & tail -f ready | head -1"
+        ready = led.podpipe("run", "work", "--", listening)
+        assert ready.returncode == 0, ready.stderr
+        address = ready.stdout.strip()
+
+        def reached(namespace: str) -> list[bool]:
+            """Whether a gateway, and another port of its pod."""
+            said = led.kubectl(
+                "exec", "proxy", "-n", namespace, "--", "/usr/bin/python3", "-c", REACH,
+                f"{address}:8080:tcp", f"{address}:{PORT}:tcp",
+                everywhere=True,
+            )  # fmt: skip
+            return [line == "reached" for line in said.splitlines()]
+
+        try:
+            before = after = reached(other)
+            deadline = time.monotonic() + ENFORCED_SECONDS
+            while True in after and time.monotonic() < deadline:
+                after = reached(other)
+            if after == [True, True] and not node:
+                pytest.skip("the network plugin of this cluster enforces no NetworkPolicy")
+            print(f"another namespace: {before}, with the policy in force: {after}")
+            assert after == [False, False]
+            assert reached(named) == [True, False]
+        finally:
+            led.podpipe("destroy", "work", "--purge-home", "--yes")
