@@ -1,11 +1,10 @@
-"""A sandbox with a published app on the real cluster, reached through `podpipe open`."""
+"""A sandbox with published apps on the real cluster, reached through `podpipe open`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -69,15 +68,13 @@ def start_app(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def opened(cluster: Cluster) -> Iterator[InPod]:
-    """A sandbox whose apps `web` and `other` run, and whose `down` does not."""
-    user = cluster.environment.get("PODPIPE_USER", "")
-    cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
-    made = cluster.podpipe("create", "--name", "work", "--json")
-    assert made.returncode == 0, made.stderr
-    facts = json.loads(made.stdout)
+    """The gateway of sandbox "work", whose apps `web` and `other` run, and whose `down` does not."""
     start_app(cluster)
     for name, port in (("web", APP_PORT), ("other", APP_PORT), ("down", APP_PORT + 1)):
         assert cluster.podpipe("expose", "work", str(port), name).returncode == 0
+    made = cluster.podpipe("access", "work", "--json")
+    assert made.returncode == 0, made.stderr
+    facts = json.loads(made.stdout)
     port = free_port()
     environment = os.environ | cluster.environment | {"PYTHONPATH": str(ROOT)}
     environment["PODPIPE_OPEN_PORT"] = str(port)
@@ -97,5 +94,3 @@ def opened(cluster: Cluster) -> Iterator[InPod]:
         )
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=BOUND)
-    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
-    cluster.environment["PODPIPE_USER"] = user

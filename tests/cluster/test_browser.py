@@ -18,7 +18,7 @@ elsewhere = test_apps.elsewhere
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster) -> Iterator[InPod]:
-    with opened(cluster) as sandbox:
-        sandbox.call("unexpose_port", name="down")
-        yield sandbox
+def place(cluster: Cluster, sandbox: str) -> Iterator[InPod]:
+    with opened(cluster) as reached:
+        reached.call("unexpose_port", name="down")
+        yield reached

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -87,16 +86,11 @@ def forwarding(cluster: Cluster, name: str, **environment: str) -> Iterator[Forw
 
 
 @pytest.fixture(scope="module")
-def forwarded(cluster: Cluster) -> Iterator[Forwarding]:
-    user = cluster.environment["PODPIPE_USER"]
-    cluster.environment["PODPIPE_USER"] = f"user-{secrets.token_hex(4)}"
-    assert cluster.podpipe("create", "--name", "work").returncode == 0
+def forwarded(cluster: Cluster, sandbox: str) -> Iterator[Forwarding]:
     started = cluster.podpipe_fed(*ECHO_STARTS)
     assert started.returncode == 0, started.stderr
-    with forwarding(cluster, "work") as found:
+    with forwarding(cluster, sandbox) as found:
         yield found
-    assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
-    cluster.environment["PODPIPE_USER"] = user
 
 
 def test_a_hundred_connections_at_once_each_get_their_own_bytes(forwarded: Forwarding) -> None:

@@ -36,7 +36,7 @@ opened = test_gateway_crowd.opened
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster) -> Iterator[InPod]:
+def place(cluster: Cluster, sandbox: str) -> Iterator[InPod]:
     with gateways.opened(cluster) as reached:
         yield reached
 
