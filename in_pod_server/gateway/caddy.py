@@ -190,11 +190,6 @@ class Caddy:
         self._child: subprocess.Popen[bytes] | None = None
         self._wanted = anyio.Event()
 
-    @property
-    def pid(self) -> int | None:
-        """Its process id while it runs."""
-        return self._child.pid if self._child else None
-
     def want(self) -> None:
         """Have it started, if it does not run yet."""
         self._wanted.set()

@@ -30,6 +30,8 @@ PORT: Final = contract.RESERVED_PORTS[-1]
 """Of all addresses, for it is in the way of no app; any other where a command has it at every address."""
 BACKLOG: Final = 512
 DIAL_SECONDS: Final = 2.0
+MAX_OPEN: Final = 1000
+"""Requests at once: of each that is not read a third of a MiB is held."""
 RESERVED_FILES: Final = 512
 """Descriptors that no request to an app takes from pipes and commands."""
 
@@ -73,9 +75,11 @@ class Ways:
             self._ways.pop(key).end()
 
     def _has_room(self) -> bool:
-        """Whether the daemon has descriptors for another request, of which each takes two."""
+        """Whether there is memory for another request, and descriptors, of which each takes two."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return files < 0 or 2 * self.open_requests() < files - RESERVED_FILES
+        unbounded = files == resource.RLIM_INFINITY
+        most = MAX_OPEN if unbounded else min(MAX_OPEN, (files - RESERVED_FILES) // 2)
+        return self.open_requests() < most
 
     def open_requests(self) -> int:
         """How many requests are open, streams among them: Caddy has a connection for each."""

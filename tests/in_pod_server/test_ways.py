@@ -93,6 +93,26 @@ async def test_a_port_on_which_nothing_listens_cuts_at_once(ways: Ways) -> None:
     writer.close()
 
 
+async def test_so_many_requests_are_open_at_once_and_no_more(
+    ways: Ways, app: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    upstream = ways.to("web", app, None)
+    taken = [await connected(upstream) for _ in range(2)]
+    for reader, writer in taken:
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+    reader, refused = await connected(upstream)
+    with pytest.raises(ConnectionResetError):
+        await reader.read(1)
+    refused.close()
+    for _, writer in taken:
+        writer.close()
+    while ways.open_requests():  # noqa: ASYNC110 - the fixture bounds it
+        await anyio.sleep(0.01)
+    assert await echoes(upstream)
+
+
 async def test_there_is_a_way_where_a_command_has_the_port_at_every_address(
     ways: Ways, app: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
