@@ -115,11 +115,12 @@ def _over(until: str, now: datetime) -> bool:
 
 def out_of_reach(gateway: Gateway, sandbox_id: str, pod: PodView) -> str:
     """Why no address of a sandbox leads to the pod that it has now; empty where they do."""
-    if not gateway.in_cluster or pod.proxied:
+    if not gateway.in_cluster or pod.led_by == gateway.name:
         return ""
     return (
-        f"sandbox {sandbox_id} was started without GATEWAY={gateway.kind}, so its addresses do not "
-        f"lead to it yet: suspend and resume it (`podpipe suspend {sandbox_id}`)"
+        f"sandbox {sandbox_id} was started before GATEWAY={gateway.kind} and "
+        f"BASE_DOMAIN={gateway.domain} were set, so its addresses do not lead to it yet: suspend and "
+        f"resume it (`podpipe suspend {sandbox_id}`)"
     )
 
 

@@ -113,6 +113,11 @@ class Gateway:
         """Whether the cluster's proxy leads to the apps, and nothing is served on this machine."""
         return self.kind != "local"
 
+    @property
+    def name(self) -> str:
+        """What pods are told that leads to them; empty for nothing."""
+        return f"{self.kind} {self.domain}" if self.in_cluster else ""
+
     def host(self, sandbox_id: str, app: str = "") -> str:
         """The host of an app, or of the sandbox's own page; `*` for every app."""
         return ".".join(filter(None, (app, sandbox_id, self.domain)))

@@ -136,7 +136,7 @@ def pod(
         runtime_class=runtime_class,
         one_node="ReadWriteMany" not in access_modes,
         pull_secrets=settings.pull_secrets,
-        proxied=settings.gateway.in_cluster,
+        led_by=settings.gateway.name,
     )
 
 

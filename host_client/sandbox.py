@@ -342,8 +342,8 @@ class PodView:
     ended_reason: str
     """Why the whole pod ended or is being ended, as Kubernetes says it, for example "Evicted: Usage of
     EmptyDir volume "tmp" exceeds the limit"; empty where it does not say."""
-    proxied: bool = False
-    """Whether its gateway listens for a proxy of the cluster."""
+    led_by: str = ""
+    """What of the cluster leads to its gateway, as `Gateway.name`; empty for nothing."""
 
     @property
     def ended(self) -> bool:
@@ -393,11 +393,7 @@ class PodView:
             if scheduled.get("reason") == "Unschedulable"
             else None,
             ended_reason=_ended_reason(status) or state.get("terminated", {}).get("message", ""),
-            proxied=any(
-                each["name"] == c.ENV_GATEWAY_ADDRESS
-                for container in pod["spec"].get("containers", [])
-                for each in container.get("env", [])
-            ),
+            led_by=metadata.get("annotations", {}).get(c.ANNOTATION_GATEWAY, ""),
         )
 
     def failure(self, now: datetime) -> tuple[str, str] | None:

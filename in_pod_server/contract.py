@@ -71,6 +71,9 @@ ANNOTATION_ACCESS: Final = f"{PREFIX}/access"
 """Who may open them: {"version": 2, "grants": [{"hash": HEX, "app": "", "until": ""}]}. A hash is
 SHA-256 of the cookie that a token stands for; an app or a time (RFC 3339) limits it."""
 
+ANNOTATION_GATEWAY: Final = f"{PREFIX}/gateway"
+"""On pods that a proxy of the cluster leads to: by what, and at which domain."""
+
 # --- the hello: MCP `initialize`, its server info and capabilities.experimental[HELLO] -----------
 SERVER_NAME: Final = "podpipe-sandbox"
 HELLO: Final = "podpipe"

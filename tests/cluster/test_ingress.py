@@ -187,6 +187,20 @@ def test_a_name_that_was_destroyed_is_led_to_again_at_once(
         assert [each["uid"] for each in owners] == [owner]
 
 
+def test_settings_that_are_not_the_administrators_are_refused_and_start_nothing(
+    led: Cluster, made: tuple[str, str]
+) -> None:
+    name, sandbox_id = made
+    assert led.podpipe("suspend", name).returncode == 0
+    refused = led.podpipe("resume", name, BASE_DOMAIN="other.test")
+    assert refused.returncode == 1
+    assert "an Ingress here leads from its sandbox's own hosts below BASE_DOMAIN" in refused.stderr
+    assert "BASE_DOMAIN, INGRESS_CLASS and GATEWAY_ANNOTATIONS those that" in refused.stderr
+    assert led.get("pods", "-l", f"podpipe/sandbox={sandbox_id}")["items"] == []
+    resumed = led.podpipe("resume", name)
+    assert resumed.returncode == 0, resumed.stderr
+
+
 def test_what_reap_deletes_takes_along_what_led_to_it(led: Cluster, made: tuple[str, str]) -> None:
     _, sandbox_id = made
     over = {"metadata": {"annotations": {"podpipe/expires-at": "2020-01-01T00:00:00Z"}}}

@@ -364,13 +364,25 @@ async def test_a_sandbox_of_before_the_setting_is_led_to_from_its_next_start_on(
         async with Host(stub.settings(**INGRESS)) as host, Client(build_server(host)) as client:
             told = await client.call_tool("expose_port", asked)
             assert told.structured_content
-            assert "was started without GATEWAY=ingress" in told.structured_content["warning"]
+            assert "was started before GATEWAY=ingress" in told.structured_content["warning"]
             assert leading_to(stub) == {}
             await client.call_tool("suspend_sandbox", {"sandbox_id": "work"})
             told = await client.call_tool("expose_port", asked)
             assert told.structured_content
             assert "warning" not in told.structured_content
             assert set(leading_to(stub)) == {"Service", "Ingress"}
+        moved = stub.settings(**INGRESS | {"BASE_DOMAIN": "other.example.com"})
+        async with Host(moved) as host, Client(build_server(host)) as client:
+            told = await client.call_tool("expose_port", asked)
+            assert told.structured_content
+            assert "BASE_DOMAIN=other.example.com" in told.structured_content["warning"]
+            await client.call_tool("suspend_sandbox", {"sandbox_id": "work"})
+            told = await client.call_tool("expose_port", asked)
+            assert told.structured_content
+            assert "warning" not in told.structured_content
+            (name,) = stub.names("Ingress")
+            first, _ = stub.objects[f"Ingress/{name}"]["spec"]["rules"]
+            assert first["host"].endswith(".other.example.com")
 
 
 def test_the_commands_hand_over_the_clusters_address_and_open_serves_nothing(
@@ -415,7 +427,7 @@ def test_a_sandbox_that_does_not_listen_for_a_proxy_is_told_by_the_commands(
     for command in (["expose", "work", str(PORT), "web"], ["open", "work", "--no-browser"]):
         said = podpipe(*command)
         assert said.returncode == 0, said.stderr
-        assert "was started without GATEWAY=ingress" in said.stderr
+        assert "was started before GATEWAY=ingress" in said.stderr
 
 
 def test_the_default_gateway_is_this_machine() -> None:
