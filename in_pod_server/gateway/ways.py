@@ -31,7 +31,7 @@ PORT: Final = contract.RESERVED_PORTS[-1]
 BACKLOG: Final = 512
 DIAL_SECONDS: Final = 2.0
 MAX_OPEN: Final = 1000
-"""Requests at once: of each that is not read a third of a MiB is held."""
+"""Requests at once: of each that is not read up to a third of a MiB is held."""
 RESERVED_FILES: Final = 512
 """Descriptors that no request to an app takes from pipes and commands."""
 
