@@ -74,7 +74,7 @@ class Tab:
 
 
 @contextlib.contextmanager
-def chromium(folder: Path) -> Iterator[Tab]:
+def chromium(folder: Path, *options: str) -> Iterator[Tab]:
     """A browser with a profile of its own, and its one tab."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
@@ -83,7 +83,7 @@ def chromium(folder: Path) -> Iterator[Tab]:
         [
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-dev-shm-usage", "--remote-debugging-port=0", f"--user-data-dir={folder}",
-            "about:blank",
+            *options, "about:blank",
         ],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
