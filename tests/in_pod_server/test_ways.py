@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator
 
 import anyio
@@ -91,6 +92,34 @@ async def test_a_port_on_which_nothing_listens_cuts_at_once(ways: Ways) -> None:
     with pytest.raises(ConnectionResetError):
         await reader.read(1)
     writer.close()
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_what_an_app_cuts_off_does_not_look_like_what_has_ended(
+    ways: Ways, cut: bool
+) -> None:
+    async def say_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        writer.write(b"half")
+        await reader.readexactly(1)
+        if cut:
+            linger = struct.pack("ii", 1, 0)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    async with await asyncio.start_server(say_half, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await connected(ways.to("web", port, None))
+        writer.write(b"x")
+        assert await reader.readexactly(4) == b"half"
+        writer.write(b"x")
+        if cut:
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        else:
+            assert await reader.read() == b""
+        writer.close()
 
 
 async def test_so_many_requests_are_open_at_once_and_no_more(
