@@ -62,7 +62,8 @@ http:// {
 		request_header -Forwarded
 		@FORWARDED@
 		forward_auth unix/@ENDPOINT@ {
-			uri /
+			# One that no client can guess: a GET whose address is the same goes on with its body.
+			uri /{http.request.uuid}
 			header_up @ASK@ @CHECK@
 			header_up @UPGRADE@ {http.request.header.Upgrade}
 			header_up -Upgrade
@@ -94,10 +95,11 @@ http:// {
 	}
 	handle_errors 502 503 504 {
 		header -Via
-		reverse_proxy unix/@ENDPOINT@ {
-			method GET
-			rewrite /
+		# Which sends no body on, whatever the request has, and makes the refusal the reply.
+		forward_auth unix/@ENDPOINT@ {
+			uri /{http.request.uuid}
 			header_up @ASK@ @DOWN@
+			header_up -Upgrade
 			header_up -Via
 			header_up -Cookie
 			header_up -Authorization

@@ -71,20 +71,26 @@ class Endpoint:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._reply(head))
+                answer, goes_on = await self._reply(head)
+                writer.write(answer)
                 await writer.drain()
+                if not goes_on:
+                    return
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # it went away, or sent what Caddy would not have let through
         finally:
             self._clients.discard(writer)
             writer.close()
 
-    async def _reply(self, head: bytes) -> bytes:
+    async def _reply(self, head: bytes) -> tuple[bytes, bool]:
+        """What is answered, and whether another request may follow: never what is a client's body."""
+        goes_on = False
         try:
             request, asked = _parse(head)
-            if request.headers.get("content-length", "0") != "0" or (
-                "transfer-encoding" in request.headers
-            ):
+            goes_on = request.headers.get("content-length", "0") == "0" and (
+                "transfer-encoding" not in request.headers
+            )
+            if not goes_on:
                 answer = Answer(400, {"Connection": "close"}, "no body is taken here")
             elif asked == CHECK:
                 answer = self._gatekeeper.decide(request)
@@ -96,7 +102,7 @@ class Endpoint:
             # The boundary: a fault of ours lets nobody through.
             logger.exception("a request to the gateway could not be decided")
             answer = Answer(500, {}, "the gateway failed")
-        return _encoded(answer)
+        return _encoded(answer), goes_on
 
 
 def _parse(head: bytes) -> tuple[Request, str]:
@@ -118,9 +124,8 @@ def _parse(head: bytes) -> tuple[Request, str]:
         headers[name] = value
     asked = headers.get(ASK.lower(), "")
     if asked == CHECK:
-        # A check itself is always a GET without a body.
+        # A check itself is always a GET.
         method, uri = headers["x-forwarded-method"], headers["x-forwarded-uri"]
-        headers.pop("content-length", None)
     return Request(method, uri, headers, headers.get(UPGRADE.lower(), "")), asked
 
 

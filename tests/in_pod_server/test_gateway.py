@@ -280,6 +280,7 @@ def test_an_app_that_is_not_up_yet_is_told_so_and_to_whom_it_is_open_only(place:
     assert page.status == 503
     assert b'http-equiv="refresh"' in page.body
     assert place.ask("POST", "/", place.bearer, app="down", body=b"x" * 100_000).status == 503
+    assert place.ask("GET", "/", place.bearer, app="down", body=b"x" * 100_000).status == 503
     assert place.ask("GET", "/", app="down").status == 401
     assert place.ask("GET", "/docs", app="down").status == 503
 
@@ -338,6 +339,25 @@ def test_a_large_upload_arrives_whole(place: Place) -> None:
     reply = place.ask("POST", "/up", place.bearer, body=body)
     assert reply.json()["size"] == len(body)
     assert reply.json()["headers"]["content-length"] == str(len(body))
+
+
+@pytest.mark.parametrize("target", ["/", "/x"])
+def test_what_is_asked_with_a_body_arrives_whole(place: Place, target: str) -> None:
+    reply = place.ask("GET", target, place.bearer, body=b"x" * 100_000)
+    assert reply.status == 200
+    assert reply.json()["size"] == 100_000
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_the_body_of_who_is_refused_is_no_part_of_what_others_ask(
+    place: Place, method: str
+) -> None:
+    body = b"GET / HTTP/1.1\r\nX-Podpipe-Ask: x\r\nX: "
+    for target in ("/", "/x", "/docs"):
+        assert place.ask(method, target, body=body).status in (200, 401)
+        for _ in range(3):
+            assert place.ask("POST", "/x", place.bearer, body=b"x").status == 200
+            assert place.ask("POST", "/x", body=b"x").status == 401
 
 
 def test_events_arrive_as_they_are_sent(place: Place) -> None:
