@@ -29,14 +29,13 @@ PAGE: Final = ""
 _BEARER: Final = re.compile(r"(?i:bearer) +([A-Za-z0-9_~+/.=-]+)")
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.-]+)(?::\d+)?", re.IGNORECASE)
 _PORT: Final = re.compile(r":\d*\Z")
-_PLAIN: Final = re.compile(r"[\x20-\x7e]{1,1024}")
 
 UPSTREAM: Final = "X-Podpipe-Upstream"
 SET_COOKIE: Final = "X-Podpipe-Set-Cookie"
-STRIP: Final = "X-Podpipe-Strip"
-"""The query holds a token of ours."""
-KEPT: Final = "X-Podpipe-Kept"
-"""A `token` in the same query that is the app's own."""
+PATH: Final = "X-Podpipe-Path"
+QUERY: Final = "X-Podpipe-Query"
+"""What the app sees in place of an address that holds a token of ours: all the rest, as it came. The
+path is a replacement of a regular expression, in which `$` is written twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +175,9 @@ class Gatekeeper:
                         "Cache-Control": "no-store",
                     },
                 )
-            kept = [unquote_plus(each.partition("=")[2]) for each in own if _names_token(each)]
-            app_token = {KEPT: kept[0]} if kept and _PLAIN.fullmatch(kept[0]) else {}
-            headers = {**theirs, SET_COOKIE: set_cookie, STRIP: "1", **app_token}
-            return Answer(200, headers, grant=grant)
+            # Caddy leaves out what a query ends with, a "=" too.
+            rest = {PATH: path.replace("$", "$$"), QUERY: "?" + "".join(f"{part}&" for part in own)}
+            return Answer(200, {**theirs, SET_COOKIE: set_cookie, **rest}, grant=grant)
         if by_bearer and by_bearer.opens(app, when):
             return Answer(200, theirs, grant=by_bearer)
         if opening := [grant for grant in by_cookie if grant.opens(app, when)]:

@@ -21,7 +21,7 @@ from typing import Final
 
 import anyio
 
-from in_pod_server.gateway.auth import KEPT, SET_COOKIE, STRIP, UPSTREAM
+from in_pod_server.gateway.auth import PATH, QUERY, SET_COOKIE, UPSTREAM
 from in_pod_server.gateway.endpoint import ASK, CHECK, DOWN, UPGRADE
 
 PROGRAM: Final = "caddy"
@@ -68,12 +68,13 @@ http:// {
 			header_up @UPGRADE@ {http.request.header.Upgrade}
 			header_up -Upgrade
 			header_up -Via
-			copy_headers @UPSTREAM@ @SET_COOKIE@ @STRIP@ @KEPT@ Authorization Cookie
+			copy_headers @UPSTREAM@ @SET_COOKIE@ @PATH@ @QUERY@ Authorization Cookie
 		}
-		@strip header @STRIP@ *
-		uri @strip query -token
-		@kept header @KEPT@ *
-		uri @kept query +token {http.request.header.@KEPT@}
+		# Of Caddy's ways to change an address the two that write what they are given; `uri query` sorts,
+		# decodes and leaves out. The first one empties the path.
+		@clean header @QUERY@ *
+		rewrite @clean {http.request.header.@QUERY@}
+		uri @clean path_regexp ^.*$ {http.request.header.@PATH@}
 		@cookie header @SET_COOKIE@ *
 		vars upstream {http.request.header.@UPSTREAM@}
 		vars @cookie cookie {http.request.header.@SET_COOKIE@}
@@ -103,8 +104,6 @@ http:// {
 			header_up -Via
 			header_up -Cookie
 			header_up -Authorization
-			header_up -Content-Length
-			header_up -Transfer-Encoding
 		}
 	}
 }
@@ -157,8 +156,8 @@ def caddyfile(listener: int, endpoint: Path, folder: Path, *, proxied: bool) -> 
         ("@UPGRADE@", UPGRADE),
         ("@UPSTREAM@", UPSTREAM),
         ("@SET_COOKIE@", SET_COOKIE),
-        ("@STRIP@", STRIP),
-        ("@KEPT@", KEPT),
+        ("@PATH@", PATH),
+        ("@QUERY@", QUERY),
     ):
         text = text.replace(name, value)
     return text

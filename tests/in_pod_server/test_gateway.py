@@ -141,6 +141,25 @@ def test_a_token_of_the_app_beside_ours_stays(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "clean"),
+    [
+        ("/x?z=1&{token}&a=2", "/x?z=1&a=2"),
+        ("/x?{token}&a=%7e&b=%2F&c=+", "/x?a=%7e&b=%2F&c=+"),
+        ("/x?a=1;b=2&{token}&c=%zz&d&e=", "/x?a=1;b=2&c=%zz&d&e="),
+        ("/x?token=1&{token}&token=2&{token}", "/x?token=1&token=2"),
+        ("/a%2Fb/$1$$/../c//d?{token}&e=$1?f", "/a%2Fb/$1$$/../c//d?e=$1?f"),
+        ("/%25zz%3f?{token}", "/%25zz%3f"),
+        ("/x?next=http://web/?a=b==&{token}", "/x?next=http://web/?a=b=="),
+    ],
+)
+def test_what_is_beside_a_token_in_the_query_goes_through_as_it_is(
+    place: Place, target: str, clean: str
+) -> None:
+    seen = place.seen(target.format(token=f"token={place.token}"), {})
+    assert seen["path"] == clean
+
+
+@pytest.mark.parametrize(
     ("cookies", "left"),
     [
         ("{cookie}", None),
