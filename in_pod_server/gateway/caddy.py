@@ -69,6 +69,7 @@ http:// {
 			header_up -Upgrade
 			header_up -Via
 			copy_headers @UPSTREAM@ @SET_COOKIE@ @PATH@ @QUERY@ Authorization Cookie
+			@TRANSPORT@
 		}
 		# Of Caddy's ways to change an address the two that write what they are given; `uri query` sorts,
 		# decodes and leaves out. The first one empties the path.
@@ -104,6 +105,7 @@ http:// {
 			header_up -Via
 			header_up -Cookie
 			header_up -Authorization
+			@TRANSPORT@
 		}
 	}
 }
@@ -123,6 +125,12 @@ vars scheme http
 		request_header X-Forwarded-For {http.vars.client}""",
 )
 """Whose word is taken for the way that a request came: no client's, and of a proxy only scheme and client."""
+
+_TRANSPORT: Final = """\
+transport http {
+				# Any number of clients may come at once, and each connection is a descriptor of the daemon.
+				max_conns_per_host 32
+			}"""
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +155,7 @@ def caddyfile(listener: int, endpoint: Path, folder: Path, *, proxied: bool) -> 
     for name, value in (
         ("@TRUSTED@", trusted),
         ("@FORWARDED@", forwarded),
+        ("@TRANSPORT@", _TRANSPORT),
         ("@LISTENER@", str(listener)),
         ("@ENDPOINT@", str(endpoint)),
         ("@FOLDER@", str(folder)),

@@ -22,6 +22,8 @@ DOWN: Final = "down"
 UPGRADE: Final = "X-Podpipe-Upgrade"
 HEAD_BYTES: Final = 128 * 1024
 """Caddy takes 32 KiB of a client, and repeats its path in headers of its own."""
+BACKLOG: Final = 512
+"""What is more at once Caddy is refused, and its clients with it."""
 
 Serve = Callable[[Request], Awaitable[Answer]]
 
@@ -53,7 +55,7 @@ class Endpoint:
         self.path.unlink(missing_ok=True)
         # The folder is our user's alone; this is for a run folder that somebody opened up.
         self._server = await asyncio.start_unix_server(
-            self._attend, self.path, limit=HEAD_BYTES, start_serving=False
+            self._attend, self.path, limit=HEAD_BYTES, backlog=BACKLOG, start_serving=False
         )
         self.path.chmod(0o600)
         await self._server.start_serving()

@@ -8,7 +8,9 @@ import json
 import os
 import secrets
 import signal
+import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +21,7 @@ from in_pod_server import contract
 from in_pod_server.gateway.access import cookie_of
 from in_pod_server.gateway.auth import COOKIE
 from tests.in_pod_server.gateways import Local, Streams, access, ends, free_port, gateway, web_app
-from tests.in_pod_server.support import eventually
+from tests.in_pod_server.support import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +211,20 @@ def test_streams_take_all_descriptors_but_those_that_tools_need(short_path: Path
         assert [each.recv(10) for each in sockets] == ["still there"] * 64
         streams.close()
         eventually(lambda: place.ask("GET", "/", place.bearer).status == 200)
+
+
+def test_as_many_as_may_come_at_once_are_all_answered(place: Local, app: int) -> None:
+    place.call("expose_port", internal_port=app, name="web")
+    request = f"GET / HTTP/1.1\r\nHost: {place.host()}\r\nConnection: close\r\n\r\n".encode()
+    with contextlib.ExitStack() as opened:
+        clients = [
+            opened.enter_context(socket.create_connection(place.address, PATIENCE))
+            for _ in range(900)
+        ]
+        for client in clients:
+            client.sendall(request)
+        answers = Counter(client.recv(12) for client in clients)
+    assert answers == {b"HTTP/1.1 401": 900}
 
 
 def test_rotating_ends_what_the_old_tokens_opened(
