@@ -32,8 +32,10 @@ BACKLOG: Final = 512
 DIAL_SECONDS: Final = 2.0
 MAX_OPEN: Final = 1000
 """Requests at once: of each that is not read up to a third of a MiB is held."""
+MAX_WAYS: Final = 128
+"""Of those without a request, each of which is a descriptor: any app may be opened by any grant."""
 RESERVED_FILES: Final = 512
-"""Descriptors that no request to an app takes from pipes and commands."""
+"""Descriptors that no request to an app takes from pipes, commands and the ways."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Ways:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._addresses = map(FIRST.__add__, itertools.count())
         self._ways: dict[tuple[str, int, Grant | None], Way] = {}
+        """Last the one that was asked for last."""
 
     async def run(self) -> None:
         """Have ways until cancelled; there are none before."""
@@ -64,14 +67,23 @@ class Ways:
         """
         assert self._tasks
         key = app, port, grant
-        if key not in self._ways:
-            self._ways[key] = Way(f"{next(self._addresses)}", port, self._has_room)
-            self._tasks.start_soon(self._ways[key].serve)
-        return self._ways[key].upstream
+        way = self._ways.pop(key, None)
+        if way is None:
+            self._make_room()
+            way = Way(f"{next(self._addresses)}", port, self._has_room)
+            self._tasks.start_soon(way.serve)
+        self._ways[key] = way
+        return way.upstream
 
     def end_unless(self, allowed: Callable[[str, int, Grant | None], bool]) -> None:
         """End the ways of which it is not true, given app, port and grant, and every request on them."""
         for key in [key for key in self._ways if not allowed(*key)]:
+            self._ways.pop(key).end()
+
+    def _make_room(self) -> None:
+        """End those without a request that were asked for longest ago, so that one more is not too many."""
+        idle = [key for key, way in self._ways.items() if not way.open_requests]
+        for key in idle[: max(0, len(self._ways) - MAX_WAYS + 1)]:
             self._ways.pop(key).end()
 
     def _has_room(self) -> bool:

@@ -142,6 +142,25 @@ async def test_so_many_requests_are_open_at_once_and_no_more(
     assert await echoes(upstream)
 
 
+async def test_many_grants_and_apps_take_few_addresses_and_cut_nothing_that_is_open(
+    ways: Ways, app: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAYS", 3)
+    used, idle, asked_again = (ways.to(name, app, None) for name in ("used", "idle", "again"))
+    reader, writer = await connected(used)
+    writer.write(b"x")
+    assert await reader.readexactly(1) == b"x"
+    ways.to("again", app, None)
+    assert await echoes(ways.to("more", app, None))
+    with pytest.raises(ConnectionRefusedError):
+        await connected(idle)
+    assert await echoes(asked_again)
+    writer.write(b"y")
+    assert await reader.readexactly(1) == b"y"
+    assert await echoes(ways.to("idle", app, None)), "it is made again"
+    writer.close()
+
+
 async def test_there_is_a_way_where_a_command_has_the_port_at_every_address(
     ways: Ways, app: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
