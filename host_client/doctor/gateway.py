@@ -97,7 +97,30 @@ async def gateway_api(kubectl: Kubectl, settings: Settings) -> Finding:
         fix = f"have a listener's allowedRoutes of {namespace}/{name} name namespace {kubectl.namespace}"
         detail = f"{namespace}/{name} takes routes of its own namespace only"
         return Finding("gateway", "failure", detail, fix)
+    if await _mixes(kubectl, found):
+        detail = (
+            f"a listener of {namespace}/{name} has a hostname with *, for which Traefik leads one "
+        )
+        fix = "have the listener's hostname left out: then each route's own hosts hold"
+        return Finding("gateway", "warning", f"{detail}sandbox's apps to another's pod", fix)
     return Finding("gateway", "ok", f"{namespace}/{name}")
+
+
+async def _mixes(kubectl: Kubectl, gateway: dict[str, Any]) -> bool:
+    """Whether it is one of Traefik's whose listener is wider than our routes.
+
+    Up to 3.6 at least it takes the listener's `*.example.com` for a route's `*.work.example.com`, so
+    every sandbox's route takes every app's host, and with it the token of another.
+    """
+    spec = gateway.get("spec", {})
+    if not any(each.get("hostname", "").startswith("*.") for each in spec.get("listeners", [])):
+        return False
+    try:
+        path = f"{GATEWAY_API}/gatewayclasses/{spec.get('gatewayClassName')}"
+        found = await kubectl.json("get", "--raw", path)
+    except (NotFound, Forbidden):
+        return False
+    return str(found.get("spec", {}).get("controllerName", "")).startswith("traefik.io/")
 
 
 def _takes(gateway: dict[str, Any], same_namespace: bool) -> bool:

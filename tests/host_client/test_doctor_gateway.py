@@ -47,6 +47,24 @@ def listening(*froms: str | None) -> Answer:
     return {"spec": {"listeners": listeners}}
 
 
+WIDE: Answer = {
+    "spec": {
+        "gatewayClassName": "public",
+        "listeners": [
+            {
+                "hostname": "*.apps.example.com",
+                "allowedRoutes": {"namespaces": {"from": "All"}},
+            }
+        ],
+    }
+}
+CLASS = f"{API}/gatewayclasses/public"
+
+
+def controlled(by: str) -> Answer:
+    return {"spec": {"controllerName": by}}
+
+
 def letting_in(**rule: Any) -> Answer:
     found = policy({}, "Ingress", "Egress")
     assert isinstance(found, dict)
@@ -78,6 +96,12 @@ LINES: list[tuple[Check, dict[str, str], dict[str, Answer], str, str]] = [
     (gateway.gateway_api, HTTPROUTE, {API: {}, PUBLIC: listening("Selector")}, "ok", "infra"),
     (gateway.gateway_api, HTTPROUTE, {API: {}, PUBLIC: listening(None, "Same")},
      "failure", "routes of its own namespace only"),
+    (gateway.gateway_api, HTTPROUTE, {API: {}, PUBLIC: WIDE, CLASS: controlled("traefik.io/x")},
+     "warning", "one sandbox's apps to another's pod"),
+    (gateway.gateway_api, HTTPROUTE, {API: {}, PUBLIC: WIDE, CLASS: controlled("other.io/x")},
+     "ok", "infra/public"),
+    (gateway.gateway_api, HTTPROUTE, {API: {}, PUBLIC: WIDE, CLASS: FORBIDDEN},
+     "ok", "infra/public"),
     (gateway.gateway_api, HTTPROUTE | {"NAMESPACE": "infra"}, {API: {}, PUBLIC: listening("Same")},
      "ok", "infra/public"),
     (gateway.route, INGRESS, {"try Service": tried(), "try Ingress": tried()},
@@ -110,7 +134,7 @@ async def test_a_line_says_what_was_found_and_what_is_to_be_done(
     settings = stub.settings(**environment)
     finding = await check(Answering(stub, answers, settings), settings)
     assert (finding.result, words in finding.detail) == (result, True), finding
-    if result == "failure":
+    if result in ("warning", "failure"):
         assert finding.fix
 
 
