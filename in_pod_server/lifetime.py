@@ -133,7 +133,11 @@ def _others() -> bool:
     What `kubectl exec` starts has no parent in the container. A dial is not meant: what it connects
     is known by its connection.
     """
-    for entry in Path("/proc").iterdir():
+    try:
+        entries = list(Path("/proc").iterdir())
+    except OSError:
+        return True  # somebody has every descriptor
+    for entry in entries:
         pid = int(entry.name) if entry.name.isdecimal() else 1
         if pid == 1 or not (stat := read_stat(pid)) or stat.parent or not stat.alive:
             continue

@@ -368,7 +368,7 @@ class ProcessTable:
         """Count what finished commands left, end it where it only multiplies, and what runs too much."""
         while True:
             await anyio.sleep(COUNT_SECONDS)
-            crowded = population() > contract.COMMAND_PROCESSES
+            crowded = await population() > contract.COMMAND_PROCESSES
             watched = [
                 process
                 for process in self

@@ -8,6 +8,7 @@ time was seen to be unchanged, so a number that the kernel has given away again 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterable
@@ -22,8 +23,11 @@ READ_BYTES: Final = 65536
 PAUSE_SECONDS: Final = 0.001
 STARTING_SECONDS: Final = 0.1
 """How long one look waits for processes that are just becoming another program."""
+RETRY_SECONDS: Final = 0.5
 SCAN_BATCH: Final = 64
 """Processes looked at before others get their turn: a fork bomb must not stall the daemon."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class Census:
         found = []
         known = {}
         self._patience = STARTING_SECONDS
-        for count, pid in enumerate(_pids(), 1):
+        for count, pid in enumerate(await _listed(), 1):
             if count % SCAN_BATCH == 0:
                 await anyio.lowlevel.checkpoint()
             if pid in (1, self._own):
@@ -184,9 +188,19 @@ def _marker_in(environment: bytes) -> str | None:
     return None
 
 
-def population() -> int:
+async def population() -> int:
     """How many processes there are, of whomever."""
-    return len(_pids())
+    return len(await _listed())
+
+
+async def _listed() -> list[int]:
+    """Every process; waits while there is no descriptor left to look with, for that is not to end us."""
+    while True:
+        try:
+            return _pids()
+        except OSError as error:
+            logger.warning("the processes cannot be looked at for now: %s", error.strerror)
+            await anyio.sleep(RETRY_SECONDS)
 
 
 def _pids() -> list[int]:

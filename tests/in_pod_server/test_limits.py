@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -233,3 +236,21 @@ def test_a_log_in_a_full_home_ends_no_command(full: Daemon) -> None:
         end = wire.call(3, "read_output", process_id=process_id, until_end=True, wait_seconds=20)
         assert end["structuredContent"]["exit_code"] == 3
         assert end["structuredContent"]["eof"] is True
+
+
+def test_who_takes_every_descriptor_of_the_daemon_ends_nothing(short_path: Path) -> None:
+    few = ["prlimit", "--nofile=120:120"]
+    with start_daemon(short_path, under=few) as daemon, Wire(daemon.socket) as wire:
+        with contextlib.ExitStack() as silent:
+            for _ in range(150):
+                each = silent.enter_context(socket.socket(socket.AF_UNIX))
+                each.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    each.connect(str(daemon.socket))
+            eventually(lambda: "cannot be looked at" in daemon.stderr())
+
+        def runs() -> bool:
+            result = wire.call(secrets.token_hex(4), "run_command", command="true")
+            return not result.get("isError")
+
+        eventually(runs)
