@@ -27,6 +27,8 @@ GROUPS = {
     "HTTPRoute": ("httproutes", "/apis/gateway.networking.k8s.io/v1"),
 }
 """Resource and path of each kind's group."""
+UNKNOWN_KIND = ("no matches for kind", "could not find the requested resource")
+"""How kubectl says so, the second where it remembers a kind that has gone."""
 LEFTOVER_SECONDS = 15.0
 """How long the garbage collector may take to come to those of a sandbox that had the same name."""
 RETRY_SECONDS = 0.5
@@ -68,7 +70,7 @@ async def lead_to(kubectl: Kubectl, sandbox: Sandbox, settings: Settings) -> Non
     except Forbidden as error:
         raise _denied(sandbox, settings, error) from error
     except KubectlError as error:
-        if "no matches for kind" in str(error):
+        if any(words in str(error) for words in UNKNOWN_KIND):
             raise LaunchFailed(
                 f"sandbox {sandbox.id} cannot start: this cluster knows no HTTPRoute, which "
                 "GATEWAY=httproute needs. Have the Gateway API installed, or set GATEWAY to ingress "

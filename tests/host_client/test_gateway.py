@@ -238,11 +238,18 @@ NO_KIND = (
 )
 
 
+KIND_GONE = (
+    "Error from server (NotFound): the server could not find the requested resource (patch "
+    "httproutes.gateway.networking.k8s.io x)"
+)
+
+
 @pytest.mark.parametrize(
     ("environment", "said", "kind", "words"),
     [
         (INGRESS, FORBIDDEN, Forbidden, "render the roles with GATEWAY=ingress set"),
         (INGRESS, POLICY, LaunchFailed, "those that the administrator rendered?"),
+        (HTTPROUTE, KIND_GONE, LaunchFailed, "this cluster knows no HTTPRoute"),
         (HTTPROUTE, NO_KIND, LaunchFailed, "Have the Gateway API installed, or set GATEWAY"),
     ],
 )
