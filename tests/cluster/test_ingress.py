@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -214,16 +215,15 @@ def test_what_reap_deletes_takes_along_what_led_to_it(led: Cluster, made: tuple[
 async def test_a_service_of_somebody_else_is_refused_and_left(led: Cluster) -> None:
     settings = replace(led.settings(), user=f"ing-{secrets.token_hex(4)}")
     draft = draft_sandbox(settings, utc_now(), "work")
-    # It was there before the administrator's policy, which lets none in now.
     name = draft.object_name
-    led.kubectl("delete", "validatingadmissionpolicybinding", f"podpipe.{led.namespace}.gateway",
-                everywhere=True)  # fmt: skip
     theirs = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
         "spec": {"ports": [{"port": 1}]},
     }  # fmt: skip
-    made = _until_let_in(led, theirs)
-    led.administer()
+    with unjudged(led, theirs):  # it was there before the administrator's policy
+        made = json.loads(led.kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(theirs)))[
+            "metadata"
+        ]
     try:
         async with Host(settings) as host:
             with pytest.raises(NameTaken, match=f"Service {name} in namespace {led.namespace}"):
@@ -235,15 +235,26 @@ async def test_a_service_of_somebody_else_is_refused_and_left(led: Cluster) -> N
         led.kubectl("delete", "service", name)
 
 
-def _until_let_in(cluster: Cluster, found: dict[str, Any]) -> dict[str, Any]:
-    """An object that the administrator makes when a policy has ended."""
+@contextmanager
+def unjudged(cluster: Cluster, found: dict[str, Any]) -> Iterator[None]:
+    """The policy of what leads to apps, which refuses an object, is not in force while this lasts."""
+    binding = f"validatingadmissionpolicybinding/podpipe.{cluster.namespace}.gateway"
+    cluster.kubectl("delete", binding, everywhere=True)
+    _judged(cluster, found, refused=False)
+    try:
+        yield
+    finally:
+        cluster.administer()
+        other = found | {"metadata": found["metadata"] | {"name": "other"}}
+        _judged(cluster, other, refused=True)
+
+
+def _judged(cluster: Cluster, found: dict[str, Any], *, refused: bool) -> None:
+    """An API server notices a policy that came or went a moment later."""
     deadline = time.monotonic() + POLICY_SECONDS
-    argv = ("create", "-o", "json", "-f", "-")
-    while (tried := cluster.attempt(*argv, stdin=json.dumps(found))).returncode:
-        assert time.monotonic() < deadline, tried.stderr
+    while bool(refusal(cluster, found)) != refused:
+        assert time.monotonic() < deadline, "the policy does not come into force, or stays in it"
         time.sleep(0.2)
-    metadata: dict[str, Any] = json.loads(tried.stdout)["metadata"]
-    return metadata
 
 
 Object = dict[str, Any]
