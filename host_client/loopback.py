@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import resource
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import anyio
 import anyio.abc
@@ -16,7 +19,16 @@ from in_pod_server.splice import End
 ADDRESSES = ("127.0.0.1", "::1")
 """A name such as localhost may mean either, so both are to be ours."""
 
+BACKLOG = 128
+MAX_OPEN = 1000
+"""Connections at once; others wait to be accepted. A sandbox's gateway takes no more either."""
+RESERVED_FILES = 128
+"""Descriptors that no connection takes from pipes and from what is started."""
+RETRY_SECONDS = 1.0
+
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -35,24 +47,28 @@ async def listening(
         PodpipeError: it may not be had.
     """
 
+    places = anyio.Semaphore(_places())
+
     async def handled(client: End) -> None:
         try:
             await handle(client)
         finally:
             client.close()
+            places.release()
 
-    class Client(End):
-        """One that has come."""
+    async def accept(listener: socket.socket) -> None:
+        while True:
+            client = await _accepted(listener)
+            try:
+                await places.acquire()
+            except anyio.get_cancelled_exc_class():
+                client.close()
+                raise
+            tasks.start_soon(handled, client)
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            tasks.start_soon(handled, self)
-
-    servers: list[asyncio.Server] = []
-    try:
+    with ExitStack() as listeners:
         try:
-            for address in ADDRESSES:
-                servers += await _bound(address, port, Client)
+            bound = [listeners.enter_context(each) for at in ADDRESSES for each in _bound(at, port)]
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(
@@ -61,16 +77,48 @@ async def listening(
             raise PodpipeError(
                 f"port {port} of this machine cannot be listened on: {error.strerror}"
             ) from error
-        yield
-    finally:
-        for server in servers:
-            server.close()
+        async with anyio.create_task_group() as accepting:
+            for listener in bound:
+                accepting.start_soon(accept, listener)
+            yield
+            accepting.cancel_scope.cancel()
 
 
-async def _bound(address: str, port: int, client: Callable[[], End]) -> list[asyncio.Server]:
+async def _accepted(listener: socket.socket) -> End:
+    """The next connection; waits where there is no descriptor for one.
+
+    Not by asyncio's own server: that tries again a hundred times for each try before, until this process
+    does nothing else.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            client, _ = await loop.sock_accept(listener)
+            return (await loop.connect_accepted_socket(End, client))[1]
+        except ConnectionError:
+            continue  # it has gone already
+        except OSError as error:
+            log.warning("no connection can be accepted for now: %s", error.strerror)
+            await anyio.sleep(RETRY_SECONDS)
+
+
+def _places() -> int:
+    """How many connections may be open, after we took the descriptors for them: each has two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_OPEN + RESERVED_FILES
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(1, (files - RESERVED_FILES) // 2)
+
+
+def _bound(address: str, port: int) -> list[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return [await asyncio.get_running_loop().create_server(client, address, port)]
+        listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if address != ADDRESSES[0] and error.errno in _NO_SUCH_ADDRESS:
             return []
         raise
+    listener.setblocking(False)
+    return [listener]

@@ -5,8 +5,10 @@ The pods of the stub are this machine, so a server here stands for the gateway o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -21,6 +23,7 @@ import pytest
 from mcp import Client
 
 from host_client import listener as listening
+from host_client import loopback
 from host_client.errors import PortTaken, SandboxExpired, SessionLost
 from host_client.gateway import DOMAIN
 from host_client.host import Host
@@ -357,6 +360,44 @@ async def test_whatever_fails_for_one_connection_is_told_and_ends_no_other(
             assert said in answer[1]
             assert b"secret" not in answer[1]
         assert (await address.ask(host))[0] == 200
+
+
+async def test_so_many_connections_are_open_and_others_wait_for_a_place(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback, "MAX_OPEN", 3)
+    async with listened(stub, runtime) as address, contextlib.AsyncExitStack() as silent:
+        for _ in range(5):
+            await silent.enter_async_context(await anyio.connect_tcp("127.0.0.1", address.port))
+        with anyio.move_on_after(0.5) as waited:
+            await address.ask("elsewhere")
+        assert waited.cancelled_caught
+        await silent.aclose()
+        assert (await address.ask("elsewhere"))[0] == 421
+
+
+def test_connections_that_take_every_descriptor_keep_nobody_waiting_for_good(
+    podpipe: Podpipe, stub: StubCluster, runtime: Path
+) -> None:
+    port = free_port()
+    process = podpipe.start("open", "--no-browser", PODPIPE_OPEN_PORT=str(port))
+    try:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 10, used + 10))
+        with contextlib.ExitStack() as silent:
+            for _ in range(40):
+                silent.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            said = process.stderr.readline()
+        assert b"no connection can be accepted for now" in said
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 421"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
 
 
 async def test_who_listens_is_told_to_the_same_domain_only(
