@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import logging
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +12,7 @@ import anyio
 import anyio.abc
 
 from host_client.errors import PodpipeError, PortTaken
-from in_pod_server.splice import End
+from in_pod_server.splice import End, accepted
 
 ADDRESSES = ("127.0.0.1", "::1")
 """A name such as localhost may mean either, so both are to be ours."""
@@ -24,11 +22,8 @@ MAX_OPEN = 1000
 """Connections at once; others wait to be accepted. A sandbox's gateway takes no more either."""
 RESERVED_FILES = 128
 """Descriptors that no connection takes from pipes and from what is started."""
-RETRY_SECONDS = 1.0
 
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -58,7 +53,7 @@ async def listening(
 
     async def accept(listener: socket.socket) -> None:
         while True:
-            client = await _accepted(listener)
+            client = await accepted(listener)
             try:
                 await places.acquire()
             except anyio.get_cancelled_exc_class():
@@ -82,24 +77,6 @@ async def listening(
                 accepting.start_soon(accept, listener)
             yield
             accepting.cancel_scope.cancel()
-
-
-async def _accepted(listener: socket.socket) -> End:
-    """The next connection; waits where there is no descriptor for one.
-
-    Not by asyncio's own server: that tries again a hundred times for each try before, until this process
-    does nothing else.
-    """
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            client, _ = await loop.sock_accept(listener)
-            return (await loop.connect_accepted_socket(End, client))[1]
-        except ConnectionError:
-            continue  # it has gone already
-        except OSError as error:
-            log.warning("no connection can be accepted for now: %s", error.strerror)
-            await anyio.sleep(RETRY_SECONDS)
 
 
 def _places() -> int:

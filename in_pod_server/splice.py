@@ -8,6 +8,7 @@ through a sandbox takes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from contextlib import suppress
@@ -18,6 +19,10 @@ import anyio
 EARLY_BYTES = 64 * 1024
 """What is held of one who speaks before it is known where that goes."""
 LINGER_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+"""Pause where there is no descriptor for another connection."""
+
+logger = logging.getLogger(__name__)
 
 
 class End(asyncio.Protocol):
@@ -169,3 +174,24 @@ class End(asyncio.Protocol):
         if self._ended:
             self.close()
             self._other.close()
+
+
+async def accepted(listener: socket.socket) -> End:
+    """The next connection; waits where there is no descriptor for one.
+
+    Not by asyncio's own server: that tries again a hundred times for each try before, until this process
+    does nothing else.
+
+    Args:
+        listener: which it connects to; not blocking.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            client, _ = await loop.sock_accept(listener)
+            return (await loop.connect_accepted_socket(End, client))[1]
+        except ConnectionError:
+            continue  # it has gone already
+        except OSError as error:
+            logger.warning("no connection can be accepted for now: %s", error.strerror)
+            await anyio.sleep(RETRY_SECONDS)

@@ -23,7 +23,7 @@ import anyio.abc
 
 from in_pod_server import contract
 from in_pod_server.gateway.access import Grant
-from in_pod_server.splice import End
+from in_pod_server.splice import End, accepted
 
 FIRST: Final = ipaddress.IPv4Address("127.1.0.1")
 PORT: Final = contract.RESERVED_PORTS[-1]
@@ -126,21 +126,8 @@ class Way:
         """Pass on what comes, until the end."""
         with self._listener, self._scope:
             async with anyio.create_task_group() as requests:
-
-                class Client(End):
-                    """A connection of Caddy."""
-
-                    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                        super().connection_made(transport)
-                        requests.start_soon(lead, self)
-
-                lead = self._lead
-                loop = asyncio.get_running_loop()
-                server = await loop.create_server(Client, sock=self._listener)
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    server.close()
+                while True:
+                    requests.start_soon(self._lead, await accepted(self._listener))
 
     async def _lead(self, client: End) -> None:
         if not self._has_room():

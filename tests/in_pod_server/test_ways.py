@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
@@ -159,6 +162,35 @@ async def test_many_grants_and_apps_take_few_addresses_and_cut_nothing_that_is_o
     assert await reader.readexactly(1) == b"y"
     assert await echoes(ways.to("idle", app, None)), "it is made again"
     writer.close()
+
+
+async def test_a_way_waits_where_no_descriptor_is_left_for_a_request(
+    ways: Ways, app: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    upstream = ways.to("web", app, None)
+    address, _, port = upstream.partition(":")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+        fillers = list(_filled())
+        try:
+            client.connect_ex((address, int(port)))
+            while not caplog.records:  # noqa: ASYNC110 - the fixture bounds it
+                await anyio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in fillers:
+                os.close(fd)
+    assert ["no connection can be accepted" in each.message for each in caplog.records] == [True]
+    assert await echoes(upstream)
+
+
+def _filled() -> Iterator[int]:
+    """Descriptors until there is none left."""
+    with contextlib.suppress(OSError):
+        while True:
+            yield os.open(os.devnull, os.O_RDONLY)
 
 
 async def test_there_is_a_way_where_a_command_has_the_port_at_every_address(
