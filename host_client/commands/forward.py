@@ -91,7 +91,7 @@ async def _serve(
 def _nothing_at(port: int, sandbox: str) -> str:
     return (
         f"port {port} of {sandbox} closed a connection without a word: if nothing listens there yet, "
-        f"start it, at 127.0.0.1 or every address; `podpipe ps {sandbox}` shows what runs there"
+        f"start it, at 127.0.0.1 or every address; `podpipe run {sandbox} -- ps x` shows what runs there"
     )
 
 
