@@ -98,7 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Up to `--` only: what follows is somebody else's command.
         as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
         return _fail("usage_error", str(misused), EXIT_USAGE, as_json, misused.usage)
-    as_json = getattr(arguments, "json", False)
+
+    def fail(code: str, message: str, exit_code: int) -> int:
+        as_json = getattr(arguments, "json", False) and not arguments.answered
+        return _fail(code, message, exit_code, as_json)
+
     command = arguments.command
     try:
         settings = Settings.from_env()
@@ -107,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except* PodpipeError as group:
         error = root_cause(group)
         assert isinstance(error, PodpipeError)
-        code = _fail(code_of(error), str(error), error.exit_code, as_json)
+        code = fail(code_of(error), str(error), error.exit_code)
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except* BrokenPipeError:
@@ -115,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILED
     except* OSError as unwritable:
-        code = _fail("os_error", str(root_cause(unwritable)), EXIT_FAILED, as_json)
-    if code == EXIT_INTERRUPTED and as_json:
-        _fail("interrupted", "interrupted", code, as_json)
+        code = fail("os_error", str(root_cause(unwritable)), EXIT_FAILED)
+    if code == EXIT_INTERRUPTED and getattr(arguments, "json", False) and not arguments.answered:
+        fail("interrupted", "interrupted", code)
     return code
 
 
@@ -157,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"podpipe {__version__}")
+    parser.set_defaults(answered=False)
     commands = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
 
     def add(

@@ -13,8 +13,12 @@ from host_client.status import Progress
 
 
 def show(arguments: argparse.Namespace, text: str, facts: Any) -> None:
-    """Print an answer: `text`, or `facts` as one JSON document where that was asked for."""
+    """Print an answer: `text`, or `facts` as one JSON document where that was asked for.
+
+    `arguments.answered` says so from then on: what ends the command later is no second document.
+    """
     print(json.dumps(facts, indent=2) if arguments.json else text)
+    arguments.answered = True
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -181,7 +182,7 @@ def test_a_port_on_which_nothing_listens_closes_at_once_and_that_is_told_once(
     told = [line for line in err.decode().splitlines() if "without a word" in line]
     assert len(told) == 1
     assert f"port {nothing} of work closed" in told[0]
-    assert "podpipe ps work" in told[0]
+    assert "podpipe run work -- ps x" in told[0]
 
 
 def test_a_client_that_only_knocks_is_told_nothing(podpipe: Podpipe, work: str) -> None:
@@ -254,3 +255,18 @@ def test_without_ssh_and_without_the_right_to_forward_both_ways_out_are_told(
     assert "install OpenSSH's client" in said
     with socket.create_server(("127.0.0.1", here)):
         pass
+
+
+def test_json_stays_one_document_when_forwarding_is_interrupted(
+    podpipe: Podpipe, work: str
+) -> None:
+    process = podpipe.start("forward", "work", f"{free_port()}:{free_port()}", "--json")
+    assert process.stdout
+    said = b""
+    while (line := process.stdout.readline()) and line != b"]\n":
+        said += line
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == EXIT_INTERRUPTED
+    (pair,) = json.loads(said + line + rest)
+    assert set(pair) == {"local", "remote"}
