@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +64,14 @@ async def expose(settings: Settings, arguments: argparse.Namespace) -> int:
     facts = await _changed(settings, arguments, EXPOSE, asked)
     state = "" if facts["answers"] else "  (nothing listens there yet)"
     show(arguments, f"{facts['url']}{state}", facts)
+    tell_what_serves(settings, f"{arguments.sandbox}/{arguments.app}")
     return EXIT_DONE
+
+
+def tell_what_serves(settings: Settings, target: str) -> None:
+    """Say on stderr what has to run for a local address to answer; a cluster's needs nothing."""
+    if not settings.gateway.in_cluster:
+        print(f"podpipe: served here while `podpipe open {target}` runs", file=sys.stderr)
 
 
 async def unexpose(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -124,6 +132,7 @@ async def access(settings: Settings, arguments: argparse.Namespace) -> int:
     if made.until:
         rows.append(("until", made.until))
     show(arguments, table(rows), facts)
+    tell_what_serves(settings, f"{arguments.sandbox}/{made.app}".rstrip("/"))
     return EXIT_DONE
 
 

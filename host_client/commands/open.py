@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from host_client.apps import apps_of, out_of_reach
-from host_client.commands.apps import seconds_of
+from host_client.commands.apps import seconds_of, tell_what_serves
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
@@ -59,6 +59,7 @@ async def open_app(settings: Settings, arguments: argparse.Namespace) -> int:
                 warn([why])
         if arguments.share:
             show(arguments, f"{facts['link']}  opens it for {arguments.lifetime}", facts)
+            tell_what_serves(settings, f"{ref}/{app}")
             return EXIT_DONE
         if gateway.in_cluster:
             show(arguments, facts["link"], facts)

@@ -311,6 +311,7 @@ def test_the_commands_publish_list_and_open(
     place = place_of(gateway, made["sandbox_id"], made["token"])
     exposed = podpipe("expose", "work", str(app), "web")
     assert exposed.stdout == f"http://web.{made['sandbox_id']}.sandbox.localhost:8790/\n"
+    assert "`podpipe open work/web` runs" in exposed.stderr, "nothing serves that address yet"
     assert place.ask("GET", "/", place.bearer).status == 200
     assert "web" in podpipe("apps", "work").stdout
     refused = podpipe("expose", "work", "8080", "gate")

@@ -402,6 +402,7 @@ def test_the_commands_hand_over_the_clusters_address_and_open_serves_nothing(
     exposed = podpipe("expose", "work", str(PORT), "web")
     assert exposed.stdout.startswith("https://web.work-")
     assert "warning" not in exposed.stderr
+    assert "podpipe open" not in exposed.stderr, "the cluster serves it"
     url = exposed.stdout.split()[0]
     assert url in podpipe("apps", "work").stdout
     assert f"{url}?token=" in podpipe("access", "work").stdout

@@ -501,6 +501,7 @@ def test_a_shared_link_is_made_and_nothing_is_served(
     assert podpipe("open", "work", "web", "--share", "--for", "soon").returncode == 2
     shared = podpipe("open", "work", "web", "--share", "--for", "1h", "--json")
     assert shared.returncode == 0, shared.stderr
+    assert "`podpipe open work/web` runs" in shared.stderr
     facts = json.loads(shared.stdout)
     assert facts["link"].startswith(f"{facts['url']}?token=")
     (record,) = [o for key, o in stub.objects.items() if key.startswith("ConfigMap/")]
