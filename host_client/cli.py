@@ -34,6 +34,7 @@ examples:
   podpipe create --name work --ttl 120      a sandbox that lives two hours, found again as "work"
   podpipe run work -- python3 --version     run a command in it; ends with the command's exit code
   podpipe put work src notes.md in/         copy into its home; get and sync are the other ways
+  podpipe expose work 3000 web              publish what listens there; `podpipe open web` shows it
   podpipe suspend work                      free its resources; the next call resumes it
   podpipe list --json
   podpipe connect work                      raw MCP pipe to the daemon, for any MCP client
@@ -238,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"default {runs.TIMEOUT_SECONDS:.0f}",
     )
     run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin")
-    run.add_argument("--workdir", default="", help="default: the home")
+    run.add_argument("--workdir", default="", metavar="DIR", help="default: the home")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
     put = add(
         "put",
