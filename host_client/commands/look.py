@@ -9,7 +9,7 @@ import yaml
 
 from host_client import manifest
 from host_client.clock import utc_now
-from host_client.commands.output import show, table
+from host_client.commands.output import show, table, told
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED
 from host_client.sandbox import draft_sandbox
@@ -28,7 +28,7 @@ async def doctor(settings: Settings, arguments: argparse.Namespace) -> int:
     from host_client.doctor import examine
 
     findings = []
-    async for finding in examine(settings, deep=arguments.deep):
+    async for finding in examine(settings, deep=arguments.deep, progress=told):
         findings.append(finding)
         if not arguments.json:
             fix = f"\n         fix: {finding.fix}" if finding.fix else ""

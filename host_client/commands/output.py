@@ -36,6 +36,11 @@ def warn(warnings: Iterable[str]) -> None:
         print(f"podpipe: warning: {warning}", file=sys.stderr)
 
 
+def told(text: str) -> None:
+    """Progress as a line on stderr, also where answers are printed meanwhile."""
+    print(f"podpipe: {text} …", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def watched() -> Iterator[Progress]:
     """Progress on stderr: a spinner on a terminal, a line for each change elsewhere."""
@@ -50,7 +55,7 @@ def watched() -> Iterator[Progress]:
     def line(text: str) -> None:
         nonlocal last
         if text != last:
-            print(f"podpipe: {text} …", file=sys.stderr, flush=True)
+            told(text)
             last = text
 
     yield line

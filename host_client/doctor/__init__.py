@@ -16,14 +16,18 @@ from host_client.doctor import access, cluster
 from host_client.doctor.findings import Finding, shell
 from host_client.errors import ApiUnreachable, KubectlError, NotFound, PodpipeError
 from host_client.kubectl import Kubectl, find_kubectl
+from host_client.status import Progress, silent
 
 
-async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Finding]:
+async def examine(
+    settings: Settings, *, deep: bool = False, progress: Progress = silent
+) -> AsyncIterator[Finding]:
     """Look at everything that `settings` needs, in the order in which it is needed.
 
     Args:
         settings: whose they are.
         deep: whether two sandboxes are made, for what shows only in them.
+        progress: told what these do meanwhile.
     """
     env_file = f", settings from {settings.env_file}" if settings.env_file else ""
     yield Finding("user", "ok", f"{settings.user!r}, key {settings.user_key}{env_file}")
@@ -82,7 +86,7 @@ async def examine(settings: Settings, *, deep: bool = False) -> AsyncIterator[Fi
     if deep and not wrong:
         from host_client.doctor.deep import tried  # makes sandboxes, which no other check needs
 
-        async for finding in tried(settings):
+        async for finding in tried(settings, progress):
             yield finding
 
 

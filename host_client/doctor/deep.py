@@ -11,6 +11,7 @@ from host_client.config import Settings
 from host_client.doctor.findings import RENDER, Finding
 from host_client.errors import PodpipeError
 from host_client.host import Host
+from host_client.status import Progress
 
 TTL_MINUTES = 5
 """Of the two, in case that this process is killed: the reaper takes them then."""
@@ -35,11 +36,17 @@ except OSError as error:
 """
 
 
-async def tried(settings: Settings) -> AsyncIterator[Finding]:
-    """Make two sandboxes and look out of them."""
+async def tried(settings: Settings, progress: Progress) -> AsyncIterator[Finding]:
+    """Make two sandboxes and look out of them.
+
+    Args:
+        settings: whose they are.
+        progress: told what is done meanwhile.
+    """
     async with Host(settings) as host:
         made: list[str] = []
         try:
+            progress("making two sandboxes")
             began = anyio.current_time()
             for _ in range(2):
                 status = await host.launcher.create(ttl_minutes=TTL_MINUTES)
@@ -47,10 +54,12 @@ async def tried(settings: Settings) -> AsyncIterator[Finding]:
                 await host.open(made[-1])
             seconds = (anyio.current_time() - began) / 2
             yield Finding("sandbox made", "ok", f"made and answered in {seconds:.1f} s")
+            progress(f"trying for {ENFORCED_SECONDS:.0f} s whether one reaches the other")
             yield await _network(host, made[0], made[1])
         except PodpipeError as error:
             yield Finding("sandbox made", "failure", str(error), "mend that, then try again")
         finally:
+            progress("removing the sandboxes")
             with anyio.CancelScope(shield=True):
                 for sandbox_id in made:
                     await host.launcher.destroy(sandbox_id)

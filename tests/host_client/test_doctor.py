@@ -260,6 +260,11 @@ def test_deep_makes_two_sandboxes_and_leaves_none(podpipe: Podpipe, stub: StubCl
     assert found["network"]["result"] == "failure"
     assert "a sandbox reaches another" in found["network"]["detail"]
     assert report.returncode == 1
+    assert [line.split()[1] for line in report.stderr.splitlines() if "…" in line] == [
+        "making",
+        "trying",
+        "removing",
+    ]
     assert stub.names("ConfigMap") == stub.names("Pod") == []
 
 
