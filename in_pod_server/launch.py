@@ -123,10 +123,11 @@ class Launcher:
             except OSError as exc:
                 self.forget(process_id)
                 raise _refused(exc, cwd) from exc
-        _offer_to_oom_killer(child.pid)
-        _limit(child.pid, resource.RLIMIT_CORE, 0)  # crashes are not to fill the home
+        # It runs already: first what a program asks when it begins.
         if self._open_files:
             _limit(child.pid, resource.RLIMIT_NOFILE, self._open_files)
+        _offer_to_oom_killer(child.pid)
+        _limit(child.pid, resource.RLIMIT_CORE, 0)  # crashes are not to fill the home
         with contextlib.suppress(OSError):
             os.setpriority(
                 os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
