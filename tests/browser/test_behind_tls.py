@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from in_pod_server.gateway.auth import COOKIE
-from in_pod_server.gateway.caddy import program
 from tests.browser.chromium import Tab, chromium
 from tests.browser.test_apps import seen
-from tests.in_pod_server.gateways import Local, free_port, gateway, web_app
-from tests.in_pod_server.support import PATIENCE, eventually
+from tests.in_pod_server.gateways import Local, free_port, gateway, proxy, web_app
 
 pytestmark = pytest.mark.browser
 
@@ -40,29 +36,10 @@ https://{base}:{port}, https://*.{base}:{port} {{
 @contextlib.contextmanager
 def tls(place: Local, folder: Path) -> Iterator[Local]:
     """The same place by https, with a certificate that nobody else knows."""
-    port, caddy = free_port(), program()
-    assert caddy, "the Python environment brings a Caddy"
+    port = free_port()
     config = _CADDYFILE.format(folder=folder, base=place.base, port=port, behind=place.address[1])
-    process = subprocess.Popen(
-        [caddy, "run", "--config", "-", "--adapter", "caddyfile"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdin
-    with process.stdin:
-        process.stdin.write(config.encode())
-
-    def accepts() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
-    try:
-        eventually(accepts)
+    with proxy(config, port):
         yield replace(place, address=("127.0.0.1", port))
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from in_pod_server.gateway.caddy import program
 from tests.cluster.conftest import Cluster
-from tests.in_pod_server.support import PATIENCE, eventually
+from tests.in_pod_server.gateways import proxy
 
 REACH_SECONDS = 3
 
@@ -78,28 +76,8 @@ def leading(
         routes.append(_ROUTE.format(name=f"host{number}", host=host, leads=leads))
         for address in found.split():
             _reach(address)
-    caddy = program()
-    assert caddy, "the Python environment brings a Caddy"
-    process = subprocess.Popen(
-        [caddy, "run", "--config", "-", "--adapter", "caddyfile"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdin
-    with process.stdin:
-        process.stdin.write(_CADDYFILE.format(port=port, routes="".join(routes)).encode())
-
-    def accepts() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
-    try:
-        eventually(accepts)
+    with proxy(_CADDYFILE.format(port=port, routes="".join(routes)), port):
         yield
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 def _reach(address: str) -> None:

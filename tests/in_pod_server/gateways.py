@@ -5,6 +5,7 @@ The tests need no more of it than this, so the same ones hold for a pod behind a
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import hashlib
 import http.client
@@ -26,6 +27,7 @@ from websockets.sync.client import ClientConnection, connect
 from in_pod_server import contract
 from in_pod_server.gateway.access import cookie_of
 from in_pod_server.gateway.auth import COOKIE
+from in_pod_server.gateway.caddy import program
 from tests.in_pod_server.support import PATIENCE, Wire, eventually, start_daemon
 
 APP = Path(__file__).parents[1] / "stubs" / "web_app.py"
@@ -155,7 +157,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Served(Place):
+class Served(Place, abc.ABC):
     """A gateway and the tools of its sandbox."""
 
     wire: Wire = None  # type: ignore[assignment]
@@ -177,12 +179,13 @@ class Served(Place):
         found: dict[str, Any] = json.loads(self.call("list_apps")["table"])
         return found
 
+    @abc.abstractmethod
     def client(self) -> contextlib.AbstractContextManager[Wire]:
         """Another client of the tools."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def kill_caddy(self) -> None:
-        raise NotImplementedError
+        """End it as the kernel would for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -324,3 +327,30 @@ class Streams:
                 while response.read(1 << 16):
                     pass
         return ends(self.socket)
+
+
+@contextlib.contextmanager
+def proxy(config: str, port: int) -> Iterator[None]:
+    """A Caddy of its own, as somebody's proxy before the gateway, which listens on `port`."""
+    caddy = program()
+    assert caddy, "the Python environment brings a Caddy"
+    process = subprocess.Popen(
+        [caddy, "run", "--config", "-", "--adapter", "caddyfile"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin
+    with process.stdin:
+        process.stdin.write(config.encode())
+
+    def accepts() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    try:
+        eventually(accepts)
+        yield
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
