@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from host_client.local.tools import run
+from host_client.local.tools import Failure, run
 
 NAMESPACE: Final = "k8s.io"
 IMPORT_SECONDS: Final = 600.0
 """A full image on a slow disk."""
 POLL_SECONDS: Final = 0.1
+HELD: Final = "podpipe.local/held:latest"
+"""The name under which an image stays while another takes its own."""
 KILL_SECONDS: Final = 5.0
 """A killed container is gone at once; its shim needs a moment to say so."""
 
@@ -65,10 +67,25 @@ class Containerd:
         return {row[0]: row[2] for row in fields if len(row) > 2}
 
     def load(self, archive: Path, image: str) -> None:
-        """Import an image archive, and drop the content that the name pointed to before."""
+        """Import an image archive, and drop the content that the name pointed to before.
+
+        Only then: the import gives the name away first and unpacks afterwards, passing over the
+        layers that it finds. What they belonged to is collected meanwhile, and they with it
+        ("parent snapshot does not exist"), unless another name holds it. Raises Failure where the
+        import fails; the name then means what it meant before.
+        """
         name = canonical(image)
         before = self.images()
-        run(self.argv("images", "import", str(archive)), timeout=IMPORT_SECONDS)
+        if name in before:
+            run(self.argv("images", "tag", "--force", name, HELD))
+        try:
+            run(self.argv("images", "import", str(archive)), timeout=IMPORT_SECONDS)
+        except Failure:
+            if name in before:
+                run(self.argv("images", "tag", "--force", HELD, name), check=False)
+            raise
+        finally:
+            run(self.argv("images", "rm", HELD), check=False)
         stale = replaced(before, self.images(), name)
         if stale:
             run(self.argv("images", "rm", *stale), check=False)

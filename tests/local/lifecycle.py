@@ -5,19 +5,31 @@ Everything is real but the machine, which is a copy-on-write view. /upper is wha
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from host_client.local.containerd import Containerd
+from host_client.local.tools import Failure
 
 STATE = Path("/var/tmp/podpipe-test/state")
 CACHE = Path("/var/tmp/podpipe-test/cache")
 UPPER = Path("/upper")
+LOADS = 40
+PAUSE = "localhost/podpipe/pause:1"
+GARBAGE = "localhost/podpipe/garbage:1"
+SHARED = "localhost/podpipe/shared:1"
 OBJECTS = """
 {"apiVersion": "v1", "kind": "List", "items": [
   {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept"}, "data": {"x": "y"}},
@@ -98,6 +110,76 @@ def kill_one(component: str) -> None:
     os.kill(int(record.read_text("ascii").split()[0]), signal.SIGKILL)
 
 
+def tarred(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+def image_of(layers: list[bytes]) -> bytes:
+    """An image archive of these layers, named SHARED."""
+    digests = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
+    config = {"os": "linux", "architecture": "amd64", "config": {}}
+    config["rootfs"] = {"type": "layers", "diff_ids": digests}
+    names = [f"{at}.tar" for at in range(len(layers))]
+    manifest = [{"Config": "config.json", "RepoTags": [SHARED], "Layers": names}]
+    described = {
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+    }
+    return tarred(dict(zip(names, layers, strict=True)) | described)
+
+
+def load_while_garbage_is_collected() -> dict[str, Any]:
+    """Load images that share layers only with the one they replace; then one that is broken."""
+    containerd = Containerd(STATE / "podpipe" / "node" / "run" / "containerd.sock")
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.is_set():
+            for words in (("tag", "--force", PAUSE, GARBAGE), ("rm", "--sync", GARBAGE)):
+                argv = containerd.argv("images", *words)
+                subprocess.run(argv, check=True, capture_output=True)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    failures = []
+    archive = Path("/var/tmp/podpipe-test/image.tar")
+    try:
+        for turn in range(LOADS):
+            # Few turns in a row with the same layers below: what the race takes, it takes for good.
+            below = [tarred({f"{turn // 3}-{at}": b""}) for at in range(4)]
+            archive.write_bytes(image_of([*below, tarred({str(turn): b""})]))
+            try:
+                containerd.load(archive, SHARED)
+            except Failure as error:
+                failures.append(str(error))
+    finally:
+        ended.set()
+        collector.join()
+    before = containerd.images()
+    archive.write_bytes(image_of([*below, b"no archive"]))
+    try:
+        containerd.load(archive, SHARED)
+        refused = ""
+    except Failure as error:
+        refused = str(error)
+    archive.unlink()
+    after = containerd.images()
+    removal = containerd.argv("images", "rm", "--sync", SHARED)
+    subprocess.run(removal, check=True, capture_output=True)
+    return {
+        "failures": failures,
+        "refused": refused,
+        "kept": before[SHARED] == after[SHARED],
+        "held": [name for name in after if "held" in name],
+    }
+
+
 def main() -> None:
     """Live through it; one JSON object on standard output."""
     facts: dict[str, Any] = {}
@@ -115,6 +197,7 @@ def main() -> None:
     (home,) = (STATE / "podpipe" / "node" / "homes").iterdir()
     (home / "file").write_text("of the user", "utf-8")
     facts["while up"] = traces()
+    facts["loads"] = load_while_garbage_is_collected()
 
     facts["down"] = cluster("down", "--json")
     facts["status when down"] = cluster("status", "--json")

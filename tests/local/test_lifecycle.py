@@ -67,6 +67,18 @@ def test_the_looking_sees_a_running_node(facts: dict[str, Any]) -> None:
     assert all(seen[kind] for kind in ("rules", "chains", "groups", "files"))
 
 
+def test_an_image_is_loaded_while_the_one_before_it_is_collected(facts: dict[str, Any]) -> None:
+    assert facts["loads"]["failures"] == []
+
+
+def test_an_image_that_cannot_be_loaded_leaves_the_one_before_it(facts: dict[str, Any]) -> None:
+    loads = facts["loads"]
+
+    assert "images import" in loads["refused"]
+    assert loads["kept"]
+    assert loads["held"] == []
+
+
 def test_down_leaves_nothing_but_its_state_folder(facts: dict[str, Any]) -> None:
     assert facts["down"]["code"] == 0, facts["down"]["err"]
     assert facts["after down"] == facts["before"]
