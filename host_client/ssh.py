@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HOST = "sandbox"
 """What our `-F` file calls the one sandbox that it leads to."""
-_OWN = "ssh-"
+_OWN, _SHARED = "ssh-", "config-"
 _USED = "used.lock"
 LOST = 255
 """What ssh ends with when it could not connect, or the connection broke."""
@@ -233,8 +233,7 @@ def own_keys(environment: Mapping[str, str]) -> Iterator[Keys]:
     runtime = runtime_folder(environment)
     with ExitStack() as stack:
         with _locked(runtime):
-            for left in runtime.glob(f"{_OWN}*"):
-                _remove_unless_used(left)
+            _sweep(runtime)
             folder = tempfile.mkdtemp(prefix=_OWN, dir=runtime)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             used = stack.enter_context((Path(folder) / _USED).open("w"))
@@ -242,11 +241,9 @@ def own_keys(environment: Mapping[str, str]) -> Iterator[Keys]:
         yield Keys(Path(folder))
 
 
-def _remove_unless_used(folder: Path) -> None:
-    """Remove what a process left that was killed."""
-    with suppress(OSError), (folder / _USED).open("r+") as used:
-        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
+def shared_folder(environment: Mapping[str, str], sandbox_id: str) -> Path:
+    """Where the keys of all connections of plain ssh to a sandbox lie. Raises as `runtime_folder`."""
+    return runtime_folder(environment) / f"{_SHARED}{sandbox_id}"
 
 
 @contextmanager
@@ -254,30 +251,42 @@ def shared_keys(folder: Path) -> Iterator[Keys]:
     """Keys in a place that a configuration names, for as long as anybody uses them.
 
     Args:
-        folder: in the runtime folder.
+        folder: as `shared_folder` said.
 
     Raises:
         PrerequisiteError: it, or the one above, is not the user's alone.
     """
-    _own(folder.parent)
-    _own(folder)
+    runtime = _own(folder.parent)
     keys = Keys(folder)
-    with (folder / _USED).open("w") as used:
-        with _locked(folder):
+    with ExitStack() as stack:
+        with _locked(runtime):
+            _sweep(runtime)
+            _own(folder)
+            used = stack.enter_context((folder / _USED).open("w"))
             fcntl.flock(used, fcntl.LOCK_SH)
             keys.make()
         try:
             yield keys
         finally:
-            with _locked(folder), suppress(BlockingIOError):
+            with _locked(runtime), suppress(OSError):
                 # Refused while somebody else still uses them.
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 keys.remove()
+                (folder / _USED).unlink()
+                folder.rmdir()  # not by force: who wrote the configuration named it
+
+
+def _sweep(runtime: Path) -> None:
+    """Remove what processes left that were killed."""
+    for left in (*runtime.glob(f"{_OWN}*"), *runtime.glob(f"{_SHARED}*")):
+        with suppress(OSError), (left / _USED).open("r+") as used:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(runtime: Path) -> Iterator[None]:
     """While keys are made or removed; never longer."""
-    with (folder / "change.lock").open("w") as lock:
+    with (runtime / "change.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

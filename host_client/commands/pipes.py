@@ -12,7 +12,7 @@ from host_client.commands.attend import attended
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import watched
 from host_client.config import Settings
-from host_client.errors import EXIT_DONE
+from host_client.errors import EXIT_DONE, UsageError
 from in_pod_server.contract import DIAL_ARGV
 
 
@@ -30,7 +30,7 @@ async def connect(settings: Settings, arguments: argparse.Namespace) -> int:
     Returns:
         The command's exit code.
     """
-    command = after_dashes(arguments.argv)
+    command = command_of(arguments.argv, f"podpipe connect {arguments.sandbox} -- cat")
     async with opened(settings, arguments, bound=arguments.sandbox) as host:
         with watched() as progress:
             session = await patiently(host, arguments.sandbox, progress)
@@ -44,6 +44,21 @@ async def connect(settings: Settings, arguments: argparse.Namespace) -> int:
     return await attended(kubectl, pod, command)
 
 
-def after_dashes(words: Sequence[str]) -> list[str]:
-    """A command without the `--` that stands before it."""
-    return list(words[1:] if words[:1] == ["--"] else words)
+def command_of(words: Sequence[str], instead: str) -> list[str]:
+    """A command without the `--` that stands before it.
+
+    Args:
+        words: what stands after the sandbox.
+        instead: how it is to be typed where it begins with an option.
+
+    Raises:
+        UsageError: it does, and nothing says that the option is the command's.
+    """
+    if words[:1] == ["--"]:
+        return list(words[1:])
+    if words and words[0].startswith("-"):
+        raise UsageError(
+            f"{words[0]} stands after the sandbox: podpipe's own options go before it, and a "
+            f"command that begins with '-' after '--', for example: {instead}"
+        )
+    return list(words)

@@ -14,7 +14,7 @@ import anyio
 
 from host_client.commands.lifecycle import START_PATIENCE_SECONDS, opened, patiently
 from host_client.commands.output import watched
-from host_client.commands.pipes import after_dashes
+from host_client.commands.pipes import command_of
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, UsageError
 from host_client.sessions import NEWS
@@ -38,12 +38,7 @@ TIMEOUT_SECONDS = 300.0
 
 async def run(settings: Settings, arguments: argparse.Namespace) -> int:
     """Run a command and end with its exit code."""
-    command = after_dashes(arguments.argv)
-    if arguments.argv[:1] != ["--"] and command and command[0].startswith("-"):
-        raise UsageError(
-            f"{command[0]} stands after the sandbox: podpipe's own options go before it, and a "
-            f"command that begins with '-' after '--', for example: {_in_order(arguments)}"
-        )
+    command = command_of(arguments.argv, _in_order(arguments))
     if not command:
         raise UsageError("run needs a command, for example: podpipe run work -- ls -la")
     script = command[0] if len(command) == 1 else shlex.join(command)
@@ -84,8 +79,8 @@ def _in_order(arguments: argparse.Namespace) -> str:
         count = 2 if OPTIONS[name] and name == rest[0] else 1
         options += rest[:count]
         del rest[:count]
-    command = after_dashes(rest) or ["ls"]
-    return shlex.join(["podpipe", "run", *options, arguments.sandbox, "--", *command])
+    command = rest[1:] if rest[:1] == ["--"] else rest
+    return shlex.join(["podpipe", "run", *options, arguments.sandbox, "--", *(command or ["ls"])])
 
 
 async def _follow(host: Host, arguments: argparse.Namespace, process_id: str) -> int:

@@ -16,7 +16,7 @@ from host_client import ssh
 from host_client.commands.attend import MARKER, STOP_SECONDS, end_marked
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
-from host_client.commands.pipes import after_dashes
+from host_client.commands.pipes import command_of
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE
 from host_client.kubectl import Kubectl
@@ -30,6 +30,7 @@ async def shell(settings: Settings, arguments: argparse.Namespace) -> int:
     Returns:
         Its exit code, 128 + n where signal n ended it; 255 where the connection broke.
     """
+    command = command_of(arguments.argv, f"podpipe shell {arguments.sandbox} -- ls -la")
     program = ssh.program(settings.environment)
     with ssh.own_keys(settings.environment) as keys:
         async with opened(settings, arguments) as host:
@@ -43,7 +44,7 @@ async def shell(settings: Settings, arguments: argparse.Namespace) -> int:
         mark = f"{MARKER}={secrets.token_hex(8)}"
         argv = [
             *(program, *keys.configure(kubectl, admission), "-t" if terminal else "-T"),
-            *(ssh.HOST, _remote(after_dashes(arguments.argv), mark, terminal=terminal)),
+            *(ssh.HOST, _remote(command, mark, terminal=terminal)),
         ]
         code = await _followed(argv, kubectl, admission.pod, "" if terminal else mark)
     if code == ssh.LOST:
@@ -92,10 +93,9 @@ async def config(settings: Settings, arguments: argparse.Namespace) -> int:
 
     ssh.program(settings.environment)
     entry = client_entry(settings)
-    runtime = ssh.runtime_folder(settings.environment)
     async with opened(settings, arguments) as host:
         sandbox, _ = await host.launcher.find(arguments.sandbox)
-    folder = runtime / f"config-{sandbox.id}"
+    folder = ssh.shared_folder(settings.environment, sandbox.id)
     words = [f"{name}={value}" for name, value in entry.env.items()]
     proxy = shlex.join(
         ["/usr/bin/env", *words, entry.command, "ssh-proxy", sandbox.id, str(folder)]

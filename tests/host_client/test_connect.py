@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from host_client.errors import EXIT_USAGE
 from host_client.interrupts import EXIT_INTERRUPTED
 from in_pod_server.contract import HELLO
 from tests.host_client.conftest import Podpipe, StubCluster, runs
@@ -67,6 +68,17 @@ def test_connect_to_a_random_id_that_is_gone_makes_nothing(
     ended = podpipe("connect", "spygsm3rbjnoltfoi")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert stub.names("Pod") == []
+
+
+@pytest.mark.parametrize("name", ["connect", "shell", "run"])
+def test_an_option_after_the_sandbox_is_refused_before_anything_is_made(
+    podpipe: Podpipe, name: str
+) -> None:
+    said = podpipe(name, "work", "--nonsense", "x")
+    assert said.returncode == EXIT_USAGE
+    assert "--nonsense stands after the sandbox" in said.stderr
+    assert f"podpipe {name} work -- " in said.stderr
+    assert "no sandboxes" in podpipe("list").stdout.lower()
 
 
 def test_connect_runs_any_other_command_and_changes_no_byte(podpipe: Podpipe) -> None:

@@ -301,14 +301,37 @@ def test_connections_at_once_share_the_key_and_the_last_one_removes_it(
     for process in several:
         assert process.stdout
         assert process.stdout.readline() == b"up\n"
-    (folder,) = runtime.iterdir()
+    (folder,) = runtime.glob("config-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys(folder)} == {0o600}
     assert len(keys(folder)) == 3
     for number, process in enumerate(several):
         out, _ = process.communicate(b"%d\n" % number, timeout=PATIENCE)
         assert out == b"%d\n" % number
-    eventually(lambda: not keys(runtime))
+    eventually(lambda: not folder.exists())
+
+
+@pytest.mark.parametrize("left", ["ssh-killed", "config-killed"])
+def test_what_a_killed_process_left_goes_with_the_next(
+    podpipe: Podpipe, work: str, runtime: Path, left: str
+) -> None:
+    runtime.mkdir(mode=0o700)
+    folder = runtime / left
+    folder.mkdir()
+    for name in ("used.lock", "key", "key.pub", "known_hosts"):
+        (folder / name).touch()
+    assert podpipe("shell", work, "--", "true").returncode == 0
+    assert [path.name for path in runtime.iterdir()] == ["change.lock"]
+
+
+def test_a_folder_with_files_of_somebody_elses_keeps_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    folder = tmp_path / "of the user"
+    folder.mkdir(mode=0o700)
+    (folder / "notes").touch()
+    with ssh.shared_keys(folder) as made:
+        assert made.private.exists()
+    assert [path.name for path in folder.iterdir()] == ["notes"]
 
 
 def test_no_key_is_in_an_argv_or_in_what_is_printed(
