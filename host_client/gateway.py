@@ -25,7 +25,9 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DOMAIN = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z0-9-]*[a-z-]){_LABEL}")
 _PARENT = re.compile(rf"({_LABEL})/({_LABEL}(?:\.{_LABEL})*)")
 _SCHEME = re.compile(r"(https?)(?::([1-9][0-9]{0,4}))?")
-_ANNOTATION = re.compile(r"((?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?)=(.*)")
+_ANNOTATION = re.compile(
+    r"((?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?)=(.*)", re.ASCII
+)
 _USUAL_PORTS = {"http": 80, "https": 443}
 
 

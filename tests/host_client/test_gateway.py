@@ -52,6 +52,7 @@ def leading_to(stub: StubCluster) -> dict[str, list[str]]:
         (INGRESS | {"INGRESS_CLASS": "No Class"}, "INGRESS_CLASS='No Class'"),
         (INGRESS | {"GATEWAY_ANNOTATIONS": "a=b,c"}, "has 'c', which is no NAME=VALUE"),
         (INGRESS | {"GATEWAY_ANNOTATIONS": "a b=c"}, "has 'a b=c'"),
+        (INGRESS | {"GATEWAY_ANNOTATIONS": "größe=1"}, "has 'größe=1'"),
         *((INGRESS | {"GATEWAY_SCHEME": scheme}, "has to be https or http")
           for scheme in ("ftp", "https:", "https:0", "http:65536", "https://x", "HTTPS")),
         *((INGRESS | {"BASE_DOMAIN": domain}, "is no domain")
