@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -121,6 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_FAILED
     except* OSError as unwritable:
         code = fail("os_error", str(root_cause(unwritable)), EXIT_FAILED)
+    except* Exception as group:
+        defect = root_cause(group)
+        print("".join(traceback.format_tb(defect.__traceback__)), end="", file=sys.stderr)
+        message = (
+            f"internal error ({type(defect).__name__}: {defect}); that is a defect of podpipe: "
+            "please report it, with the lines on stderr"
+        )
+        code = fail(code_of(defect), message, EXIT_FAILED)
     if code == EXIT_INTERRUPTED and getattr(arguments, "json", False) and not arguments.answered:
         fail("interrupted", "interrupted", code)
     return code

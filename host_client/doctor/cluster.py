@@ -254,7 +254,11 @@ async def image(kubectl: Kubectl, settings: Settings, *, deep: bool) -> Finding:
         fix = "" if deep else DEEP
         return Finding("image", "unknown", f"{settings.image} runs nowhere here yet", fix)
     names = [
-        {name for image in node["status"].get("images", []) for name in image.get("names", [])}
+        {
+            name
+            for image in node["status"].get("images", [])
+            for name in image.get("names") or []  # null: its tag has gone to another
+        }
         for node in nodes
     ]
     having = sum(any(_same_image(name, settings.image) for name in each) for each in names)

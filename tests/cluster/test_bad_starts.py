@@ -227,7 +227,7 @@ def test_an_image_without_a_daemon(clean: Cluster, user: str) -> None:
 
 def _pause_image(cluster: Cluster) -> str:
     images = cluster.get("nodes")["items"][0]["status"]["images"]
-    names = [str(name) for image in images for name in image["names"]]
+    names = [str(name) for image in images for name in image["names"] or []]
     return next(name for name in names if "pause" in name)
 
 

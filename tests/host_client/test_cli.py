@@ -18,10 +18,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from host_client.cli import _parser
-from host_client.commands import files, run
+from host_client.cli import _parser, main
+from host_client.commands import files, look, run
 from host_client.config import SETTINGS_HELP
-from host_client.errors import UsageError
+from host_client.errors import EXIT_FAILED, UsageError
 from host_client.host import Host
 from tests.host_client.conftest import Podpipe, StubCluster
 
@@ -82,6 +82,28 @@ async def test_run_tells_why_a_command_was_ended(capsys: pytest.CaptureFixture[s
     assert code == 128 + 9
     said = "podpipe: ended by SIGKILL\npodpipe: [the sandbox ran out of memory]\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_defect_of_our_own_is_an_error_with_what_a_report_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    async def defective(*_: object) -> int:
+        raise TypeError("no such luck")
+
+    monkeypatch.setattr(look, "list_settings", defective)
+    assert main(["settings", *(["--json"] if as_json else [])]) == EXIT_FAILED
+    said = capsys.readouterr()
+    assert "in defective" in said.err
+    if as_json:
+        error = json.loads(said.out)["error"]
+        assert error["code"] == "internal_error"
+        told = error["message"]
+    else:
+        assert said.out == ""
+        told = said.err
+    assert "internal error (TypeError: no such luck)" in told
+    assert "report it" in told
 
 
 def test_no_command_but_resume_resumes_where_the_setting_says_so(

@@ -71,7 +71,7 @@ def policy(selector: dict[str, Any], *types: str) -> Answer:
 
 
 def node(*images: str) -> Answer:
-    status = {"images": [{"names": list(images)}]}
+    status = {"images": [{"names": None}, {"names": list(images)}]}
     return {"items": [{"metadata": {"name": "one"}, "status": status}]}
 
 
