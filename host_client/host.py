@@ -7,10 +7,9 @@ missing kubectl is an answer to a call, not a server that does not start.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
-import anyio.abc
 
 from host_client.audit import Audit
 from host_client.backends.pod import PodBackend
@@ -18,7 +17,6 @@ from host_client.clock import Clock
 from host_client.config import Settings
 from host_client.errors import (
     LaunchFailed,
-    PodpipeError,
     PrerequisiteError,
     SandboxExpired,
     SandboxNotFound,
@@ -32,9 +30,6 @@ from host_client.session import SandboxSession
 from host_client.sessions import Sessions
 from host_client.status import Progress, silent
 from host_client.transfer import Transfers
-
-if TYPE_CHECKING:
-    from host_client.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +53,8 @@ class Host:
         if bound and not is_sandbox_id(bound):
             named_sandbox_id(settings.user_key, bound)
         self.audit = Audit(settings, lambda: self.context)
-        self._tasks = anyio.create_task_group()
+        self.tasks = anyio.create_task_group()
+        """What lives as long as it."""
         self._kubectl: Kubectl | None = None
         self._pipes: Pipes | None = None
         self._backend: PodBackend | None = None
@@ -66,11 +62,9 @@ class Host:
         self._apps: Apps | None = None
         self._sessions: Sessions | None = None
         self._transfers: Transfers | None = None
-        self._listener: Listener | None = None
-        self._listening = anyio.Lock()
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
+        await self.tasks.__aenter__()
         try:
             # Reads files only: a context that is switched later must not redirect this process.
             self._kubectl = Kubectl(self.settings)
@@ -81,8 +75,8 @@ class Host:
     async def __aexit__(self, *exc: object) -> None:
         if self._pipes:
             await self._pipes.aclose()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        self.tasks.cancel_scope.cancel()
+        await self.tasks.__aexit__(None, None, None)
 
     @property
     def kubectl(self) -> Kubectl:
@@ -103,7 +97,7 @@ class Host:
     def pipes(self) -> Pipes:
         """The live pipes into them. Raises as `kubectl`."""
         self._pipes = self._pipes or Pipes(
-            self.kubectl, self._tasks, idle_seconds=self.settings.idle_seconds, clock=self.clock
+            self.kubectl, self.tasks, idle_seconds=self.settings.idle_seconds, clock=self.clock
         )
         return self._pipes
 
@@ -164,31 +158,5 @@ class Host:
     @property
     def transfers(self) -> Transfers:
         """Files to and from them. Raises as `kubectl`."""
-        self._transfers = self._transfers or Transfers(self.kubectl, self.sessions, self._tasks)
+        self._transfers = self._transfers or Transfers(self.kubectl, self.sessions, self.tasks)
         return self._transfers
-
-    async def listener(self) -> Listener:
-        """The local address of published apps, from now on served by this process or another.
-
-        Raises:
-            PortTaken: its port is another program's.
-            PodpipeError: as `Host.kubectl`, or the port cannot be listened on.
-        """
-        from host_client.listener import Listener  # what only looks at sandboxes need not load it
-
-        async with self._listening:
-            if self._listener is None:
-                listener = Listener(self, self.settings.gateway.port, self._tasks)
-                await self._tasks.start(self._serve, listener)
-                self._listener = listener
-            return self._listener
-
-    async def _serve(self, listener: Listener, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
-        try:
-            await listener.serve(task_status=task_status)
-        except PodpipeError as error:
-            if self._listener is not listener:
-                raise  # to whoever waits for it
-            # Another program was quicker to take the port that another podpipe has left.
-            log.warning("apps are not at their local address any more: %s", error)
-            self._listener = None

@@ -206,6 +206,44 @@ class Listener:
         return self._tunnels[sandbox_id]
 
 
+class OnDemand:
+    """The listener of a process that listens from when it is first asked to.
+
+    Args:
+        host: whose sandboxes, in the tasks of which it lives.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._listener: Listener | None = None
+        self._starting = anyio.Lock()
+
+    async def listener(self) -> Listener:
+        """The local address of published apps, from now on served by this process or another.
+
+        Raises:
+            PortTaken: its port is another program's.
+            PodpipeError: as `Host.kubectl`, or the port cannot be listened on.
+        """
+        async with self._starting:
+            if self._listener is None:
+                port = self._host.settings.gateway.port
+                listener = Listener(self._host, port, self._host.tasks)
+                await self._host.tasks.start(self._serve, listener)
+                self._listener = listener
+            return self._listener
+
+    async def _serve(self, listener: Listener, *, task_status: anyio.abc.TaskStatus[bool]) -> None:
+        try:
+            await listener.serve(task_status=task_status)
+        except PodpipeError as error:
+            if self._listener is not listener:
+                raise  # to whoever waits for it
+            # Another program was quicker to take the port that another podpipe has left.
+            log.warning("apps are not at their local address any more: %s", error)
+            self._listener = None
+
+
 def _request(parser: h11.Connection, data: bytes) -> h11.Request | None:
     """The request that is complete with this, if it is."""
     try:

@@ -15,6 +15,7 @@ from host_client import __version__, logs, stdio
 from host_client.bound import BoundServer, bound_instructions
 from host_client.config import Settings
 from host_client.host import Host
+from host_client.listener import OnDemand
 from host_client.tools.forwarded import forwarded_tools
 from host_client.tools.lifecycle import lifecycle_tools
 from host_client.tools.transfers import transfer_tools
@@ -51,8 +52,9 @@ def build_server(host: Host) -> MCPServer[Any]:
     tools: list[Tool] = []
     if "default" in settings.toolsets:
         tools += lifecycle_tools(host) + transfer_tools(host)
+    local = OnDemand(host)
     for toolset in settings.toolsets:
-        tools += forwarded_tools(host, toolset)
+        tools += forwarded_tools(host, local, toolset)
     return BoundServer(
         host.bound,
         host.audit,

@@ -228,6 +228,7 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options, open_f
 
     import anyio
 
+    from in_pod_server import guard
     from in_pod_server.clients import accept
     from in_pod_server.connection import Connection
     from in_pod_server.files import Home
@@ -266,7 +267,7 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options, open_f
         Home(names) as home,
         Home([paths.workspace]) as workspace,
     ):
-        async with ProcessTable(launcher, log_dir=paths.log_dir, gauge=Gauge.find()) as processes:
+        async with ProcessTable(launcher, log_dir=paths.log_dir) as processes:
             gateway = Gateway(
                 options.sandbox_id,
                 paths.run_dir,
@@ -335,6 +336,8 @@ async def _serve(paths: Paths, listener: socket.socket, options: Options, open_f
                     stop.set()
 
                 calls.start_soon(lifetime.watch, on_over)
+                if gauge := Gauge.find():
+                    calls.start_soon(guard.watch, processes, gauge)
                 accepting, accepted_last = anyio.CancelScope(), anyio.Event()
 
                 async def accept_until_the_end() -> None:

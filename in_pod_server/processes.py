@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
-from in_pod_server import contract, guard
+from in_pod_server import contract
 from in_pod_server.errors import NoSuchProcessError, StartFailedError
 from in_pod_server.inputs import Input
-from in_pod_server.memory import Gauge, OomCounter
+from in_pod_server.memory import OomCounter
 from in_pod_server.output import OutputBuffer, OutputFile
 from in_pod_server.process import Bell, Pipe, Process
 from in_pod_server.tree import (
@@ -77,11 +77,9 @@ class ProcessTable:
         *,
         log_dir: Path,
         oom: OomCounter | None = None,
-        gauge: Gauge | None = None,
     ) -> None:
         self._launcher = launcher
         self._oom = oom or OomCounter()
-        self._gauge = gauge
         self._log_dir = log_dir
         self._boot = secrets.token_hex(3)
         self._count = 0
@@ -99,8 +97,6 @@ class ProcessTable:
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._trim_logs)
         self._tasks.start_soon(self._look_after_the_many)
-        if self._gauge:
-            self._tasks.start_soon(guard.watch, self, self._gauge)
         return self
 
     async def __aexit__(

@@ -19,7 +19,9 @@ from pydantic import Field
 
 from host_client.apps import APP_TOOLS, out_of_reach, told_with_addresses
 from host_client.errors import PodpipeError, RequestRefused
+from host_client.gateway import Gateway
 from host_client.host import Host
+from host_client.listener import OnDemand
 from host_client.refusals import refusals
 from host_client.session import WAIT, SandboxSession
 from host_client.sessions import ANSWER_SECONDS
@@ -28,8 +30,8 @@ from in_pod_server.connection import Connection
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 
 
-def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
-    """The tools of a toolset, for the sandboxes of a host."""
+def forwarded_tools(host: Host, local: OnDemand, toolset: str) -> list[Tool]:
+    """The tools of a toolset, for the sandboxes of a host and the local address of their apps."""
 
     async def forward(
         context: Context[Any, Any], ref: str, tool: _PodTool, arguments: dict[str, Any]
@@ -65,22 +67,23 @@ def forwarded_tools(host: Host, toolset: str) -> list[Tool]:
                 raise PodpipeError(f"{tool.name} failed in the sandbox: {error}") from error
         if tool.name in APP_TOOLS:
             result = told_with_addresses(result, host.settings.gateway)
-            result = await _served(host, session, result)
+            result = await _served(host.settings.gateway, local, session, result)
         return CallToolResult.model_validate(result)
 
     return [_PodTool.make(listed, forward) for listed in _listed(toolset)]
 
 
-async def _served(host: Host, session: SandboxSession, result: dict[str, Any]) -> dict[str, Any]:
+async def _served(
+    gateway: Gateway, local: OnDemand, session: SandboxSession, result: dict[str, Any]
+) -> dict[str, Any]:
     """A result that tells addresses, once these are served; with the reason where they are not."""
     facts = result.get("structuredContent") or {}
     if not facts.get("url") and not facts.get("apps"):
         return result
-    gateway = host.settings.gateway
     why = out_of_reach(gateway, session.sandbox.id, session.pod)
     if not gateway.in_cluster:
         try:
-            await host.listener()
+            await local.listener()
         except PodpipeError as error:
             why = f"no address of an app is served on this machine: {error}"
     if not why:

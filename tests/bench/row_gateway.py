@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from host_client.errors import PodpipeError
 from host_client.gateway import Gateway
+from host_client.listener import OnDemand
 from in_pod_server.contract import GATEWAY_PORT
 from tests.bench.harness import Row, Sample, Sides
 from tests.bench.lab import Lab, checked
@@ -77,7 +78,7 @@ async def _in_the_pod(lab: Lab) -> AsyncIterator[Sides]:
 @asynccontextmanager
 async def _soon(lab: Lab) -> AsyncIterator[Sides]:
     async with _published(lab) as (box, token):
-        await lab.host.listener()
+        await OnDemand(lab.host).listener()
         port = lab.settings.gateway.port
 
         async def first(app: str) -> Sample:

@@ -28,7 +28,7 @@ from host_client.errors import PortTaken, SandboxExpired, SessionLost
 from host_client.gateway import DOMAIN
 from host_client.host import Host
 from host_client.interrupts import EXIT_INTERRUPTED
-from host_client.listener import WHO, Listener
+from host_client.listener import WHO, Listener, OnDemand
 from host_client.server import build_server
 from in_pod_server.contract import ANNOTATION_ACCESS
 from tests.host_client.conftest import Podpipe, StubCluster, runs
@@ -428,7 +428,7 @@ async def test_what_a_tool_publishes_is_served_at_the_address_that_it_tells(
             assert "warning" not in told.structured_content
             url = urlsplit(told.structured_content["url"])
             assert url.port == port
-            address = Address(host, port, True, await host.listener())
+            address = Address(host, port, True, await OnDemand(host).listener())
             bearer = f"Authorization: Bearer {made.structured_content['token']}\r\n"
             assert (await address.ask(url.netloc, "/"))[0] == 401
             assert (await address.ask(url.netloc, "/", head=bearer))[0] == 200
@@ -569,9 +569,10 @@ async def test_a_host_serves_the_address_once_it_is_asked_for_and_others_join(
     with anyio.fail_after(60):
         async with Host(settings) as one, Host(settings) as other:
             box = (await one.launcher.create(name="work")).sandbox.id
-            first = await one.listener()
-            assert await one.listener() is first
-            await other.listener()
+            local = OnDemand(one)
+            first = await local.listener()
+            assert await local.listener() is first
+            await OnDemand(other).listener()
             address = Address(one, port, True, first)
             assert (await address.ask(f"web.{box}.{DOMAIN}"))[0] == 200
         with pytest.raises(OSError, match="connect"):
@@ -586,9 +587,10 @@ async def test_a_port_that_is_taken_ends_nothing_but_the_address(
         port = taken.getsockname()[1]
         with anyio.fail_after(60):
             async with Host(stub.settings(PODPIPE_OPEN_PORT=str(port))) as host:
+                local = OnDemand(host)
                 for _ in range(2):
                     with pytest.raises(PortTaken, match="PODPIPE_OPEN_PORT"):
-                        await host.listener()
+                        await local.listener()
                 assert await host.launcher.list_all() == []
         taken.close()
 
@@ -602,13 +604,14 @@ async def test_a_joined_host_goes_on_where_another_program_was_quicker(
     settings = stub.settings(PODPIPE_OPEN_PORT=str(port))
     with anyio.fail_after(60):
         async with Host(settings) as other:
+            local = OnDemand(other)
             async with Host(settings) as one:
-                await one.listener()
-                joined = await other.listener()
+                await OnDemand(one).listener()
+                joined = await local.listener()
             with socket.create_server(("127.0.0.1", port)):
-                while other._listener is joined:  # noqa: ASYNC110
+                while local._listener is joined:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
                 with pytest.raises(PortTaken):
-                    await other.listener()
-            await other.listener()
+                    await local.listener()
+            await local.listener()
             assert await other.launcher.list_all() == []

@@ -187,8 +187,13 @@ async def guarded_with(tmp_path: Path, limit: int) -> AsyncIterator[tuple[Proces
     launcher = Launcher(home=home, run_dir=tmp_path, user="u", tmp_dir=tmp_path)
     gauge = Full(limit)
     nobody = OomCounter(proc=tmp_path / "absent")
-    async with ProcessTable(launcher, log_dir=tmp_path, oom=nobody, gauge=gauge) as table:
+    async with (
+        ProcessTable(launcher, log_dir=tmp_path, oom=nobody) as table,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(guard.watch, table, gauge)
         yield table, gauge
+        tasks.cancel_scope.cancel()
 
 
 @pytest.fixture
