@@ -8,12 +8,14 @@ call is still answered, one that never arrived is run, and whatever had begun is
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
@@ -68,8 +70,7 @@ class Ledger:
         self._ending = False
         self._forgot: float | None = None
         """When the newest call began of which nothing is known any more; this machine's clock."""
-        self._read_past()
-        self._file = journal.open("ab", buffering=0)
+        self._file = self._opened()
         self._write({"boot": boot_id})
 
     def __enter__(self) -> Self:
@@ -159,12 +160,16 @@ class Ledger:
         return call
 
     def _finish(self, call_id: str, call: _Call, result: CallToolResult) -> None:
-        text = result.model_dump_json(by_alias=True, exclude_none=True)
+        entry: dict[str, object] = {"end": call_id}
+        try:
+            text = result.model_dump_json(by_alias=True, exclude_none=True)
+            if len(text) <= JOURNALED_RESULT_BYTES:
+                entry["result"] = text
+        except ValueError:
+            # A lone surrogate, which its connection escapes; no reader of the journal would take it.
+            text = json.dumps(result.model_dump(by_alias=True, exclude_none=True))
         call.size = len(text)
         self._bytes += call.size
-        entry: dict[str, object] = {"end": call_id}
-        if call.size <= JOURNALED_RESULT_BYTES:
-            entry["result"] = text
         self._write(entry)
         call.done.set()
         self._prune()
@@ -196,50 +201,82 @@ class Ledger:
             return None
         return _unknown("the container was restarted and its journal is gone")
 
-    def _read_past(self) -> None:
+    def _opened(self) -> FileIO:
+        """The journal, to be continued, when all that it holds has been read."""
         try:
-            lines = self._path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                if "boot" in entry:
-                    self._past_boots.add(entry["boot"])
-                elif "forgot" in entry:
-                    self._forgot = float(entry["forgot"])
-                elif "start" in entry:
-                    self._past.setdefault(entry["start"], None)
-                elif "result" in entry:
-                    result = CallToolResult.model_validate_json(entry["result"], by_name=False)
-                    self._past[entry["end"]] = result
-            except (ValueError, TypeError, KeyError):
-                continue  # the line that a dying daemon did not finish
+            data = self._path.read_bytes() if self._path.exists() else b""
+            whole = data.rfind(b"\n") + 1
+            for line in data[:whole].splitlines():
+                self._read(line)
+            file = self._path.open("ab", buffering=0)
+            if whole < len(data):
+                # A dying daemon did not finish its last line, and what it was about had not begun.
+                file.truncate(whole)
+            return file
+        except OSError as error:
+            logger.warning("there will be no journal of calls: %s", error)
+            return Path(os.devnull).open("ab", buffering=0)
+
+    def _read(self, line: bytes) -> None:
+        try:
+            match json.loads(line):
+                case {"boot": str(boot_id)}:
+                    self._past_boots.add(boot_id)
+                case {"forgot": int() | float() as began}:
+                    self._forgot = float(began)
+                case {"start": str(call_id)}:
+                    self._past.setdefault(call_id, None)
+                case {"end": str(call_id), "result": str(text)}:
+                    result = CallToolResult.model_validate_json(text, by_name=False)
+                    self._past[call_id] = result
+                case {"end": str()}:
+                    pass
+                case _:
+                    raise ValueError("no entry of a journal")
+        except (ValueError, RecursionError):
+            # It may have told of a call's beginning, of those that were sent to any daemon so far.
+            self._past_boots.clear()
 
     def _write(self, entry: dict[str, object]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
+        line = _line(entry)
         try:
             if self._file.tell() + len(line) > JOURNAL_BYTES:
                 self._rewrite()
-            self._file.write(line)
+            _write_whole(self._file, line)
         except OSError as error:
             # A full volume must not stop the sandbox. Without this daemon's name in the journal,
             # a later one says "unknown" instead of taking a missing entry for "never began".
             logger.warning("the journal of calls cannot be written, and is given up: %s", error)
-            os.truncate(self._path, 0)
+            self._file.truncate(0)
 
     def _rewrite(self) -> None:
         """Keep what a client could still ask for: that this daemon was, and the newest calls."""
+        entries: list[dict[str, object]] = [{"boot": self._boot_id}]
+        if self._forgot is not None:
+            entries.append({"forgot": self._forgot})
+        entries += [{"start": call_id} for call_id in self._calls]
         fresh = self._path.with_suffix(".new")
-        with fresh.open("wb") as out:
-            out.write(json.dumps({"boot": self._boot_id}).encode() + b"\n")
-            if self._forgot is not None:
-                out.write(json.dumps({"forgot": self._forgot}).encode() + b"\n")
-            for call_id in self._calls:
-                out.write(json.dumps({"start": call_id}).encode() + b"\n")
-        fresh.replace(self._path)
+        fresh.unlink(missing_ok=True)
+        file = fresh.open("ab", buffering=0)
+        try:
+            _write_whole(file, b"".join(map(_line, entries)))
+            fresh.replace(self._path)
+        except OSError:
+            file.close()
+            fresh.unlink(missing_ok=True)
+            raise
         self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        self._file = file
+
+
+def _line(entry: dict[str, object]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def _write_whole(file: FileIO, data: bytes) -> None:
+    """Write all of it; a volume that is nearly full takes a part, and says so in a number only."""
+    if file.write(data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _unknown(why: str) -> CallToolResult:

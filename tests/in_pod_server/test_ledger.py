@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import anyio
 import anyio.abc
@@ -201,18 +204,130 @@ async def test_without_its_journal_a_restart_never_runs_a_call_again(
     assert work.runs == 0
 
 
-async def test_a_journal_that_cannot_be_written_is_given_up_safely(
-    open_ledger: Callable[[str], Ledger], monkeypatch: pytest.MonkeyPatch
+class _Narrow(io.FileIO):
+    """A file on a volume that is nearly full: it takes a part of a line, and says how much."""
+
+    rooms: ClassVar[list[int]] = []
+    """What it takes of the next lines; of those after them, all."""
+
+    def write(self, data: Any, /) -> int:
+        room = self.rooms.pop(0) if self.rooms else len(data)
+        if room:
+            return super().write(bytes(data)[:room])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("rooms", [[0], [0, 0], [9], [9, 0], [0, 9], [9, 9], [100, 9, 100, 9]])
+async def test_a_journal_that_cannot_be_written_or_in_part_only_is_given_up_safely(
+    open_ledger: Callable[[str], Ledger],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rooms: list[int],
 ) -> None:
-    """The run volume is full: calls go on, and no later daemon takes them for not begun."""
+    """The run volume is full: calls go on, and no later daemon takes them for not begun.
+
+    What follows half a line would continue it, and neither could be read.
+    """
     old = open_ledger("old")
-    with contextlib.closing(os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0)) as full:
-        monkeypatch.setattr(old, "_file", full)
-        assert text(await old.call("a", "old", Work(), stays)) == "done"
-        monkeypatch.undo()
+    begun = Work(at_once=False)
+    async with anyio.create_task_group() as callers:
+        with contextlib.closing(_Narrow(tmp_path / "j", "ab")) as narrow:
+            monkeypatch.setattr(old, "_file", narrow)
+            monkeypatch.setattr(narrow, "rooms", rooms)
+            for call_id in ("a", "b"):
+                callers.start_soon(old.call, call_id, "old", begun, stays)
+            await anyio.wait_all_tasks_blocked()
+            assert begun.runs == 2
+            monkeypatch.undo()
+        new, work = open_ledger("new"), Work()
+        for call_id in ("a", "b"):
+            assert unknown(await new.call(call_id, "old", work, stays))
+        assert work.runs == 0
+        begun.go.set()
+
+
+async def test_a_line_that_a_dying_daemon_did_not_finish_costs_the_next_start_nothing(
+    open_ledger: Callable[[str], Ledger], tmp_path: Path
+) -> None:
+    open_ledger("first")
+    with (tmp_path / "j").open("ab") as journal:
+        journal.write(b'{"start": "half')
+    await open_ledger("second").call("a", "second", Work("kept"), stays)
+    third, work = open_ledger("third"), Work()
+    assert text(await third.call("a", "second", work, stays)) == "kept"
+    assert text(await third.call("never sent", "second", work, stays)) == "done"
+    assert text(await third.call("never sent either", "first", work, stays)) == "done"
+    assert work.runs == 2
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x00\xff", b"", b"17", b'"boot"', b"[" * 100_000, b'{"start": ["a"]}', b"{}"]
+)
+async def test_damage_amid_the_journal_proves_nothing(
+    open_ledger: Callable[[str], Ledger], tmp_path: Path, junk: bytes
+) -> None:
+    """Whatever stood there may have been the beginning of the call that is asked for."""
+    await open_ledger("old").call("a", "old", Work(), stays)
+    path = tmp_path / "j"
+    lines = path.read_bytes().split(b"\n")
+    at = next(number for number, line in enumerate(lines) if b"start" in line)
+    lines[at] = junk
+    path.write_bytes(b"\n".join(line for line in lines if b"end" not in line))
     work = Work()
     assert unknown(await open_ledger("new").call("a", "old", work, stays))
     assert work.runs == 0
+    after = open_ledger("after")
+    assert text(await after.call("fresh", "new", work, stays)) == "done"
+    assert work.runs == 1
+
+
+@pytest.mark.parametrize(
+    "instead", ["folder", "nothing and no space", "no folder to write anew in"]
+)
+async def test_what_becomes_of_the_journal_stops_no_call_and_no_start(
+    open_ledger: Callable[[str], Ledger],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: str,
+) -> None:
+    """Commands have the daemon's user, and one may tidy up what it does not know."""
+    journal = tmp_path / "j"
+    old = open_ledger("old")
+    await old.call("a", "old", Work(), stays)
+    match instead:
+        case "folder":
+            journal.unlink()
+            (journal / "in it").mkdir(parents=True)
+        case "nothing and no space":
+            journal.unlink()
+            narrow = _Narrow(tmp_path / "elsewhere", "ab")
+            monkeypatch.setattr(narrow, "rooms", [9, 0])
+            monkeypatch.setattr(old, "_file", narrow)
+        case _:
+            monkeypatch.setattr(module, "JOURNAL_BYTES", 0)
+            journal.with_suffix(".new").mkdir()
+    with anyio.fail_after(BOUND):
+        for call_id in ("b", "b", "c"):
+            assert text(await old.call(call_id, "old", Work(), stays)) == "done"
+        old.__exit__()
+        monkeypatch.undo()
+        new, work = open_ledger("new"), Work()
+        assert unknown(await new.call("b", "old", work, stays))
+        assert work.runs == 0
+        assert text(await new.call("fresh", "new", work, stays)) == "done"
+
+
+async def test_a_result_that_is_no_unicode_is_kept_and_given(
+    open_ledger: Callable[[str], Ledger],
+) -> None:
+    """It ended the daemon, with all its calls: whoever makes a result may not have escaped it."""
+    ledger = open_ledger("boot")
+    odd = "name \ud800 \udcff"
+    with anyio.fail_after(BOUND):
+        assert text(await ledger.call("a", "boot", Work(odd), stays)) == odd
+        assert text(await ledger.call("a", "boot", Work(), stays)) == odd
+        again = await open_ledger("new").call("a", "boot", Work(), stays)
+    assert unknown(again) or "name " in text(again)
 
 
 async def test_kept_results_are_bounded_and_a_dropped_one_is_not_run_again(
