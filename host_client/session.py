@@ -8,7 +8,8 @@ is `sessions`' business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +40,7 @@ from in_pod_server.contract import (
     HELLO_BOOT_ID,
     HELLO_CONTRACT,
     HELLO_POD_UID,
+    IN_FLIGHT_LIMIT,
     META_ACCESS,
     META_EXPIRES_AT,
     META_FATE,
@@ -64,6 +66,9 @@ FRESH_SECONDS = 2 * HEARTBEAT_SECONDS
 """A pod that answered within this is most likely there when its pipe breaks."""
 CLOSE_SECONDS = 3.0
 """All pipes together at exit; a client kills its server after a few seconds."""
+CALLS_AT_ONCE = IN_FLIGHT_LIMIT - 32
+"""Over one pipe; further ones wait here. There is room beside them for heartbeats and cancels, which a
+daemon that has all its hands full would not read."""
 
 WAIT = "wait_seconds"
 """The argument by which a tool of the daemon is told how long its call may wait."""
@@ -103,6 +108,7 @@ class SandboxSession:
         self._scope = anyio.CancelScope(shield=True)
         self._failure: PodpipeError | None = None
         self._calls = 0
+        self._places = anyio.Semaphore(CALLS_AT_ONCE, fast_acquire=True)
         self._last_call = 0.0
         self._heard = 0.0
 
@@ -257,17 +263,21 @@ class SandboxSession:
         Raises:
             SessionLost: the pipe broke or froze; `sent` says whether the call may have run.
             RequestRefused: the daemon answered with an error of the protocol.
+            PodpipeError: too many other calls were in work for all the time.
         """
+        began = anyio.current_time()
         self._calls += 1
         try:
-            params, left = await self._staged(arguments, meta or {}, timeout)
-            result = await self._ask(
-                "tools/call",
-                {"name": tool} | params,
-                left,
-                on_progress=on_progress,
-                cancels=cancels,
-            )
+            async with self._place(tool, timeout):
+                waited = anyio.current_time() - began
+                params, left = await self._staged(arguments, meta or {}, timeout - waited)
+                result = await self._ask(
+                    "tools/call",
+                    {"name": tool} | params,
+                    left,
+                    on_progress=on_progress,
+                    cancels=cancels,
+                )
             if (result.get("_meta") or {}).get(META_FATE) == FATE_NOT_STARTED:
                 assert self._pipe is not None
                 self._pipe.ending = True
@@ -278,6 +288,22 @@ class SandboxSession:
         finally:
             self._calls -= 1
             self._last_call = anyio.current_time()
+
+    @asynccontextmanager
+    async def _place(self, tool: str, seconds: float) -> AsyncIterator[None]:
+        """One of the places for calls on the pipe, waited for so long."""
+        with anyio.move_on_after(seconds) as patience:
+            await self._places.acquire()
+        if patience.cancelled_caught:
+            raise PodpipeError(
+                f"sandbox {self.sandbox.id} has {CALLS_AT_ONCE} other calls in work, and none of them "
+                f"ended within {seconds:.0f} s: {tool} was not sent. Let calls wait for less "
+                f"({WAIT}), or start long commands with start_background"
+            )
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _staged(
         self, arguments: dict[str, Any], meta: dict[str, str], timeout: float
@@ -291,7 +317,7 @@ class SandboxSession:
             seconds=max(1.0, timeout - 2 * ANSWER_MARGIN_SECONDS),
         )
         left = timeout - (anyio.current_time() - began)
-        if staged.named and isinstance(asked := staged.arguments.get(WAIT), int | float):
+        if isinstance(asked := staged.arguments.get(WAIT), int | float):
             staged.arguments[WAIT] = max(0.0, min(asked, left - ANSWER_MARGIN_SECONDS))
         said = meta | ({META_PARTS: staged.named} if staged.named else {})
         return {"arguments": staged.arguments, **({"_meta": said} if said else {})}, left

@@ -29,6 +29,7 @@ from mcp.types import (
 
 from in_pod_server.contract import (
     ENDING_TAKEN,
+    IN_FLIGHT_LIMIT,
     MAX_REQUEST_BYTES,
     META_LEASE,
     METHOD_ENDING,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 READ_BYTES = 65536
 WRITE_BUFFER_BYTES = 256 * 1024
 """What may wait in the transport for a slow client before its next request is not read."""
-IN_FLIGHT_LIMIT = 256
-"""Requests of one client that may be in work; the next is read when one of them is answered."""
 HANGUP_POLL_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)

@@ -161,6 +161,8 @@ MAX_REQUEST_BYTES: Final = 16 << 20
 base64 has to fit."""
 MAX_ERROR_CHARS: Final = 8000
 """An error repeats what it was given, and that may be longer than a reply: its middle is left out."""
+IN_FLIGHT_LIMIT: Final = 256
+"""Requests of one client that may be in work; nothing more is read until one of them is answered."""
 PART_CHARS: Final = 128 * 1024
 """Arguments longer than this travel in parts of so much: others' messages go between them."""
 MAX_STAGED_BYTES: Final = 64 << 20

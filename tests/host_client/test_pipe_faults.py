@@ -5,7 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from host_client.errors import PodpipeError
 from host_client.host import Host
+from in_pod_server.contract import IN_FLIGHT_LIMIT
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, run
 
@@ -94,4 +96,44 @@ async def test_one_call_whose_client_is_slow_stalls_only_itself(stub: StubCluste
                 assert answers == []
                 taken.set()
     assert sorted(answers) == [228_894 + number for number in range(16)]
+    assert stub.execs() == 1
+
+
+async def test_more_calls_than_a_daemon_takes_at_once_leave_its_pipe_alive(
+    stub: StubCluster,
+) -> None:
+    """It read no heartbeat while its hands were full, so the pipe was taken for frozen."""
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            began = await host.sessions.call("work", "start_background", {"command": "sleep 60"})
+            waits = {"process_id": began["structuredContent"]["process_id"], "wait_seconds": 4}
+            answered: list[str] = []
+
+            async def wait() -> None:
+                answer = await host.sessions.call("work", "read_output", waits, reads_only=True)
+                answered.append(answer["structuredContent"]["state"])
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(IN_FLIGHT_LIMIT + 10):
+                    tasks.start_soon(wait)
+    assert answered == ["running"] * (IN_FLIGHT_LIMIT + 10)
+    assert stub.execs() == 1
+
+
+async def test_a_call_that_finds_no_place_beside_others_is_said_not_to_be_sent(
+    stub: StubCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host_client.session.CALLS_AT_ONCE", 1)
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, host, "work", "sleep 3; echo long >> ran")
+                await anyio.wait_all_tasks_blocked()
+                with pytest.raises(PodpipeError, match=r"1 other calls in work.*was not sent"):
+                    await host.sessions.call(
+                        "work", "run_command", {"command": "echo no >> ran"}, within=1.0
+                    )
+            assert (await run(host, "work", "cat ran"))["stdout"] == "long\n"
     assert stub.execs() == 1
