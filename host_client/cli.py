@@ -1,4 +1,4 @@
-"""The `podpipe` command: its arguments, and how each command ends.
+"""The `podpipe` command: how it is typed, and how it ends.
 
 Answers go to stdout, as text or with `--json` as one JSON document; progress and errors go to
 stderr. With `--json` an error is the document: {"error": {"code", "message"}}. Exit codes: 0 done,
@@ -13,22 +13,29 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NoReturn
 
 import anyio
 
 from host_client import __version__
-from host_client.commands import admin, apps, files, forward, lifecycle, look, pipes, reap
-from host_client.commands import install as installs
+from host_client.commands import (
+    apps,
+    files,
+    forward,
+    install,
+    lifecycle,
+    look,
+    pipes,
+    reap,
+    run,
+    ssh,
+)
 from host_client.commands import open as opens
-from host_client.commands import run as runs
-from host_client.commands import ssh as shells
-from host_client.config import SETTINGS_HELP, Settings
+from host_client.commands.arguments import Command
+from host_client.config import Settings
 from host_client.errors import EXIT_FAILED, EXIT_USAGE, PodpipeError, code_of, root_cause
 from host_client.interrupts import EXIT_INTERRUPTED, interruptible
-from host_client.sandbox import ORPHAN_GRACE_SECONDS
 
 EXAMPLES = """\
 examples:
@@ -46,7 +53,8 @@ Settings come from the environment or a .env file; `podpipe settings` lists them
 Exit codes: 0 done, 1 failed, 2 usage, 3 no such sandbox, 4 prerequisite missing.
 """
 
-Command = Callable[[Settings, argparse.Namespace], Awaitable[int]]
+COMMANDS = (pipes, lifecycle, run, files, apps, opens, ssh, forward, reap, look, install)
+"""In the order of the help."""
 
 
 class _Misused(Exception):
@@ -95,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _settle()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser().parse_args(words)
+        arguments = _parsed(words)
     except _Misused as misused:
         # Up to `--` only: what follows is somebody else's command.
         as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
@@ -135,6 +143,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """The arguments; where they end in somebody else's command, with the `--` that stands before it.
+
+    argparse takes that away, and with it whether an option behind it is ours.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    if "--" in words and hasattr(arguments, "argv"):
+        dashes = words.index("--")
+        arguments = parser.parse_args(words[:dashes])
+        arguments.argv += words[dashes:]
+    return arguments
+
+
 def _settle() -> None:
     """Take back what a parent may have left to us that no program can work with."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -153,14 +175,6 @@ def _fail(code: str, message: str, exit_code: int, as_json: bool, before: str = 
     else:
         print(f"{before}{message}", file=sys.stderr)
     return exit_code
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
-def _default(setting: str) -> str:
-    return f"default: {setting}, which is {SETTINGS_HELP[setting][0]} unless set"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -197,241 +211,6 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--json", action="store_true", help="print one JSON document")
         return sub
 
-    serve = add(
-        "serve",
-        pipes.serve,
-        "Serve MCP on stdin and stdout, for an MCP client.",
-        "serve --sandbox work",
-        sandbox=False,
-        json=False,
-    )
-    serve.add_argument(
-        "--sandbox",
-        dest="bound",
-        default="",
-        metavar="NAME",
-        help="work in this lasting sandbox where a call names none; it is made when first used",
-    )
-    create = add("create", lifecycle.create, "Make a sandbox.", "create --name work", sandbox=False)
-    create.add_argument("--name", default="", help="to find it again by; default: none")
-    create.add_argument(
-        "--ttl",
-        type=int,
-        metavar="MINUTES",
-        help=f"lifetime; {_default('DEFAULT_TTL_MINUTES')}",
-    )
-    create.add_argument(
-        "--cpu",
-        default="",
-        metavar="QUANTITY",
-        help=f"CPU limit, such as 500m; {_default('DEFAULT_CPU_LIMIT')}",
-    )
-    create.add_argument(
-        "--memory",
-        default="",
-        metavar="QUANTITY",
-        help=f"memory limit, such as 1Gi; {_default('DEFAULT_MEMORY_LIMIT')}",
-    )
-    listing = add("list", lifecycle.list_all, "List your sandboxes.", "list", sandbox=False)
-    listing.add_argument(
-        "--all-users",
-        action="store_true",
-        help="those of all users in the namespace, for an administrator; to work in them stays theirs",
-    )
-    add("status", lifecycle.status, "Show one sandbox.", "status work")
-    run = add("run", runs.run, "Run a command in a sandbox.", "run work -- ls -la")
-    run.add_argument(
-        "--timeout",
-        type=float,
-        default=runs.TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help=f"default {runs.TIMEOUT_SECONDS:.0f}",
-    )
-    run.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin")
-    run.add_argument("--workdir", default="", metavar="DIR", help="default: the home")
-    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
-    put = add(
-        "put",
-        files.put,
-        "Copy files and folders into a sandbox, verified.",
-        "put work data/ notes.md in/",
-    )
-    put.usage = "%(prog)s [-h] [--json] sandbox LOCAL [LOCAL ...] [REMOTE]"
-    put.add_argument(
-        "paths",
-        nargs="+",
-        metavar="LOCAL",
-        help="what to copy; the last of several is REMOTE, where to in the home: a folder that "
-        "exists, or ends with /, is copied into; default: the home",
-    )
-    get = add(
-        "get", files.get, "Copy a file or folder from a sandbox, verified.", "get work out/ ."
-    )
-    get.add_argument("remote", metavar="REMOTE", help="what to copy, in the home")
-    get.add_argument(
-        "local", metavar="LOCAL", nargs="?", default=".", help="where to; default: here"
-    )
-    sync = add(
-        "sync", files.sync, "Make a folder in a sandbox like one here, or the reverse.",
-        "sync work src src --delete",
-    )  # fmt: skip
-    sync.add_argument("local", metavar="LOCAL", help="the folder on this machine")
-    sync.add_argument("remote", metavar="REMOTE", help="the folder in the home")
-    sync.add_argument("--delete", action="store_true", help="remove what only the copy has")
-    sync.add_argument("--from-sandbox", action="store_true", help="the one here is the copy")
-    add("suspend", lifecycle.suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
-    add("resume", lifecycle.resume, "Start a suspended sandbox again.", "resume work")
-    extend = add(
-        "extend",
-        lifecycle.extend,
-        "Let a sandbox live longer: at least so many minutes from now.",
-        "extend work 120",
-    )
-    extend.add_argument("minutes", type=int, help="minutes from now; never shortens its life")
-    destroy = add("destroy", lifecycle.destroy, "End a sandbox for good.", "destroy work")
-    destroy.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
-    destroy.add_argument("--yes", action="store_true", help="do not ask")
-    _add_reap(add)
-    apps.add_to(add)
-    connect = add(
-        "connect",
-        pipes.connect,
-        "Become a raw pipe to the MCP daemon of a sandbox, made if absent, or to another command "
-        "in it.",
-        "connect work -- python3 -u /app/mcp_server.py",
-        json=False,
-    )
-    connect.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")
-    shells.add_to(add)
-    forward.add_to(add)
-    opens.add_to(add)
-    render = add(
-        "render",
-        look.render,
-        "Print the manifests of a sandbox, or with `admin` those that an administrator applies once.",
-        "render --name work",
-        sandbox=False,
-    )
-    render.add_argument("--name", default="example", help="name of the sandbox")
-    admin.add_to(render)
-    doctor = add(
-        "doctor",
-        look.doctor,
-        "Look for what is missing, and say the fix.",
-        "doctor --deep",
-        sandbox=False,
-    )
-    doctor.add_argument(
-        "--deep",
-        action="store_true",
-        help="make two sandboxes too, and see whether one reaches the other; they go again",
-    )
-    add(
-        "settings",
-        look.list_settings,
-        "List all settings: what holds, and where it comes from.",
-        "settings",
-        sandbox=False,
-    )
-    _add_install(commands)
+    for module in COMMANDS:
+        module.add_to(add)
     return parser
-
-
-def _add_reap(add: Callable[..., argparse.ArgumentParser]) -> None:
-    sub = add(
-        "reap",
-        reap.reap,
-        "Delete expired sandboxes of all users, and what they left behind; homes are kept.",
-        "reap --every 60",
-        sandbox=False,
-    )
-    sub.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    sub.add_argument(
-        "--every",
-        type=float,
-        nargs="?",
-        default=0,
-        const=None,
-        metavar="SECONDS",
-        help=f"again and again; {_default('REAPER_INTERVAL_SECONDS')}",
-    )
-    sub.add_argument(
-        "--grace",
-        type=float,
-        default=ORPHAN_GRACE_SECONDS,
-        metavar="SECONDS",
-        help="keep what looks left behind and is younger: it may be a create under way; "
-        f"default {ORPHAN_GRACE_SECONDS}",
-    )
-
-
-def _add_install(commands: argparse._SubParsersAction[_Parser]) -> None:
-    """`install` has a command for each client."""
-    text = "Let an MCP client on this machine use podpipe."
-    install = commands.add_parser(
-        "install",
-        help=text,
-        description=text,
-        epilog="example:\n  podpipe install claude-desktop",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    install.add_argument("--json", action="store_true", help="print one JSON document")
-    kinds = install.add_subparsers(dest="client", required=True, metavar="CLIENT")
-    for name, text, example in (
-        ("claude-desktop", "Add podpipe to Claude Desktop's configuration.", ""),
-        ("claude-code", "Add podpipe to Claude Code, for all your projects.", " --scope project"),
-        ("codex", "Add podpipe to Codex' configuration.", " --sandbox work"),
-        ("skill", "Write an agent skill for podpipe into a skills folder.", " ~/.claude/skills"),
-    ):
-        kind = kinds.add_parser(
-            name,
-            help=text,
-            description=text,
-            epilog=f"example:\n  podpipe install {name}{example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        kind.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document"
-        )
-        kind.add_argument(
-            "--name",
-            dest="server",
-            default="podpipe",
-            help="what the client calls it; default: podpipe",
-        )
-        kind.add_argument(
-            "--sandbox",
-            dest="bound",
-            default="",
-            metavar="NAME",
-            help="bind it to this lasting sandbox; default: none",
-        )
-        what = kind.add_mutually_exclusive_group()
-        what.add_argument("--dry-run", action="store_true", help="only say what would change")
-        if name == "skill":
-            kind.add_argument(
-                "folder", type=_path, metavar="DIR", help="the skills folder; DIR/NAME is written"
-            )
-            kind.set_defaults(command=installs.install_skill)
-            continue
-        what.add_argument(
-            "--print",
-            dest="only_print",
-            action="store_true",
-            help="only print the entry, to be pasted",
-        )
-        what.add_argument("--uninstall", action="store_true", help="take the entry out again")
-        kind.add_argument(
-            "--config",
-            default="",
-            metavar="PATH",
-            help="the file; default: where the client has it",
-        )
-        if name == "claude-code":
-            kind.add_argument(
-                "--scope",
-                choices=("user", "project"),
-                default="user",
-                help="all your projects, or .mcp.json in this folder; default: user",
-            )
-        kind.set_defaults(command=installs.install)

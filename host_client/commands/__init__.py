@@ -1,4 +1,4 @@
-"""What each command of `podpipe` does: `(settings, arguments)` in, an exit code out.
+"""What each command of `podpipe` takes and does: `(settings, arguments)` in, an exit code out.
 
-Only these write to stdout; what they know of the arguments is `cli`'s parser.
+Only these write to stdout.
 """

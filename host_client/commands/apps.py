@@ -16,6 +16,7 @@ from host_client.apps import (
     out_of_reach,
     told_with_addresses,
 )
+from host_client.commands.arguments import Add
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, table, warn, watched
 from host_client.config import MAX_TTL_LIMIT, Settings
@@ -145,7 +146,7 @@ def seconds_of(text: str) -> int:
     return seconds
 
 
-def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_to(add: Add) -> None:
     """Add the commands to the command line."""
     add("apps", list_apps, "List the published apps of a sandbox.", "apps work")
     sub = add(

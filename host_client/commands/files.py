@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from host_client.commands.arguments import Add
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, watched
 from host_client.config import Settings
@@ -141,3 +142,34 @@ async def _show_meter(meter: Meter) -> None:
         await anyio.sleep(pause)
         print(f"podpipe: {meter.text()}", file=sys.stderr, flush=True)
         pause = LINE_SECONDS
+
+
+def add_to(add: Add) -> None:
+    """Add the commands to the command line."""
+    sub = add(
+        "put",
+        put,
+        "Copy files and folders into a sandbox, verified.",
+        "put work data/ notes.md in/",
+    )
+    sub.usage = "%(prog)s [-h] [--json] sandbox LOCAL [LOCAL ...] [REMOTE]"
+    sub.add_argument(
+        "paths",
+        nargs="+",
+        metavar="LOCAL",
+        help="what to copy; the last of several is REMOTE, where to in the home: a folder that "
+        "exists, or ends with /, is copied into; default: the home",
+    )
+    sub = add("get", get, "Copy a file or folder from a sandbox, verified.", "get work out/ .")
+    sub.add_argument("remote", metavar="REMOTE", help="what to copy, in the home")
+    sub.add_argument(
+        "local", metavar="LOCAL", nargs="?", default=".", help="where to; default: here"
+    )
+    sub = add(
+        "sync", sync, "Make a folder in a sandbox like one here, or the reverse.",
+        "sync work src src --delete",
+    )  # fmt: skip
+    sub.add_argument("local", metavar="LOCAL", help="the folder on this machine")
+    sub.add_argument("remote", metavar="REMOTE", help="the folder in the home")
+    sub.add_argument("--delete", action="store_true", help="remove what only the copy has")
+    sub.add_argument("--from-sandbox", action="store_true", help="the one here is the copy")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
 
 import anyio
 import anyio.abc
 
+from host_client.commands.arguments import Add
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
@@ -104,7 +104,7 @@ def _say(arguments: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
     sys.stdout.flush()
 
 
-def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_to(add: Add) -> None:
     """Add the command to the command line."""
     sub = add(
         "forward",

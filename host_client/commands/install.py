@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from host_client.commands.arguments import Add
 from host_client.commands.output import show, warn
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE
@@ -87,3 +89,77 @@ def _facts(change: Change, dry_run: bool) -> dict[str, object]:
         "written": change.state != "unchanged" and not dry_run,
         "backup": str(change.backup) if change.backup else "",
     }
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def add_to(add: Add) -> None:
+    """Add the commands, one for each client, to the command line."""
+    sub = add(
+        "install",
+        install,
+        "Let an MCP client on this machine use podpipe.",
+        "install claude-desktop",
+        sandbox=False,
+    )
+    kinds = sub.add_subparsers(dest="client", required=True, metavar="CLIENT")
+    for name, text, example in (
+        ("claude-desktop", "Add podpipe to Claude Desktop's configuration.", ""),
+        ("claude-code", "Add podpipe to Claude Code, for all your projects.", " --scope project"),
+        ("codex", "Add podpipe to Codex' configuration.", " --sandbox work"),
+        ("skill", "Write an agent skill for podpipe into a skills folder.", " ~/.claude/skills"),
+    ):
+        kind = kinds.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  podpipe install {name}{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        kind.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON document"
+        )
+        kind.add_argument(
+            "--name",
+            dest="server",
+            default="podpipe",
+            help="what the client calls it; default: podpipe",
+        )
+        kind.add_argument(
+            "--sandbox",
+            dest="bound",
+            default="",
+            metavar="NAME",
+            help="bind it to this lasting sandbox; default: none",
+        )
+        what = kind.add_mutually_exclusive_group()
+        what.add_argument("--dry-run", action="store_true", help="only say what would change")
+        if name == "skill":
+            kind.add_argument(
+                "folder", type=_path, metavar="DIR", help="the skills folder; DIR/NAME is written"
+            )
+            kind.set_defaults(command=install_skill)
+            continue
+        what.add_argument(
+            "--print",
+            dest="only_print",
+            action="store_true",
+            help="only print the entry, to be pasted",
+        )
+        what.add_argument("--uninstall", action="store_true", help="take the entry out again")
+        kind.add_argument(
+            "--config",
+            default="",
+            metavar="PATH",
+            help="the file; default: where the client has it",
+        )
+        if name == "claude-code":
+            kind.add_argument(
+                "--scope",
+                choices=("user", "project"),
+                default="user",
+                help="all your projects, or .mcp.json in this folder; default: user",
+            )
+        kind.set_defaults(command=install)

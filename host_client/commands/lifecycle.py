@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from host_client.apps import REDACTED, first_grant, new_token
+from host_client.commands.arguments import Add, default_of
 from host_client.commands.output import show, table, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, PodpipeError, StillStarting, UsageError
@@ -188,3 +189,46 @@ def audited(audit: Audit, arguments: argparse.Namespace) -> Iterator[None]:
     given = {name: value for name, value in vars(arguments).items() if name != "command"}
     with audit.call(f"podpipe {arguments.called}", given.get("sandbox"), given):
         yield
+
+
+def add_to(add: Add) -> None:
+    """Add the commands to the command line."""
+    sub = add("create", create, "Make a sandbox.", "create --name work", sandbox=False)
+    sub.add_argument("--name", default="", help="to find it again by; default: none")
+    sub.add_argument(
+        "--ttl",
+        type=int,
+        metavar="MINUTES",
+        help=f"lifetime; {default_of('DEFAULT_TTL_MINUTES')}",
+    )
+    sub.add_argument(
+        "--cpu",
+        default="",
+        metavar="QUANTITY",
+        help=f"CPU limit, such as 500m; {default_of('DEFAULT_CPU_LIMIT')}",
+    )
+    sub.add_argument(
+        "--memory",
+        default="",
+        metavar="QUANTITY",
+        help=f"memory limit, such as 1Gi; {default_of('DEFAULT_MEMORY_LIMIT')}",
+    )
+    sub = add("list", list_all, "List your sandboxes.", "list", sandbox=False)
+    sub.add_argument(
+        "--all-users",
+        action="store_true",
+        help="those of all users in the namespace, for an administrator; to work in them stays theirs",
+    )
+    add("status", status, "Show one sandbox.", "status work")
+    add("suspend", suspend, "End a sandbox's pod; keep sandbox and home.", "suspend work")
+    add("resume", resume, "Start a suspended sandbox again.", "resume work")
+    sub = add(
+        "extend",
+        extend,
+        "Let a sandbox live longer: at least so many minutes from now.",
+        "extend work 120",
+    )
+    sub.add_argument("minutes", type=int, help="minutes from now; never shortens its life")
+    sub = add("destroy", destroy, "End a sandbox for good.", "destroy work")
+    sub.add_argument("--purge-home", action="store_true", help="delete the home too; asks")
+    sub.add_argument("--yes", action="store_true", help="do not ask")

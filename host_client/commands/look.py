@@ -9,6 +9,8 @@ import yaml
 
 from host_client import manifest
 from host_client.clock import utc_now
+from host_client.commands import admin
+from host_client.commands.arguments import Add
 from host_client.commands.output import show, table, told
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED
@@ -63,3 +65,35 @@ async def list_settings(settings: Settings, arguments: argparse.Namespace) -> in
     ]
     show(arguments, table([head, *rows]), facts)
     return EXIT_DONE
+
+
+def add_to(add: Add) -> None:
+    """Add the commands to the command line."""
+    sub = add(
+        "render",
+        render,
+        "Print the manifests of a sandbox, or with `admin` those that an administrator applies once.",
+        "render --name work",
+        sandbox=False,
+    )
+    sub.add_argument("--name", default="example", help="name of the sandbox")
+    admin.add_to(sub)
+    sub = add(
+        "doctor",
+        doctor,
+        "Look for what is missing, and say the fix.",
+        "doctor --deep",
+        sandbox=False,
+    )
+    sub.add_argument(
+        "--deep",
+        action="store_true",
+        help="make two sandboxes too, and see whether one reaches the other; they go again",
+    )
+    add(
+        "settings",
+        list_settings,
+        "List all settings: what holds, and where it comes from.",
+        "settings",
+        sandbox=False,
+    )

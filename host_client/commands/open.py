@@ -7,7 +7,7 @@ import html
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from host_client.apps import apps_of, out_of_reach
 from host_client.commands.apps import seconds_of, tell_what_serves
+from host_client.commands.arguments import Add
 from host_client.commands.forward import WITHOUT_SSH
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
@@ -150,7 +151,7 @@ def _page(settings: Settings, link: str) -> Iterator[str]:
         yield Path(file.name).as_uri()
 
 
-def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_to(add: Add) -> None:
     """Add the command to the command line."""
     sub = add(
         "open",

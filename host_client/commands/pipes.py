@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from host_client.commands.arguments import Add
 from host_client.commands.attend import attended
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import watched
@@ -62,3 +63,31 @@ def command_of(words: Sequence[str], instead: str) -> list[str]:
             f"command that begins with '-' after '--', for example: {instead}"
         )
     return list(words)
+
+
+def add_to(add: Add) -> None:
+    """Add the commands to the command line."""
+    sub = add(
+        "serve",
+        serve,
+        "Serve MCP on stdin and stdout, for an MCP client.",
+        "serve --sandbox work",
+        sandbox=False,
+        json=False,
+    )
+    sub.add_argument(
+        "--sandbox",
+        dest="bound",
+        default="",
+        metavar="NAME",
+        help="work in this lasting sandbox where a call names none; it is made when first used",
+    )
+    sub = add(
+        "connect",
+        connect,
+        "Become a raw pipe to the MCP daemon of a sandbox, made if absent, or to another command "
+        "in it.",
+        "connect work -- python3 -u /app/mcp_server.py",
+        json=False,
+    )
+    sub.add_argument("argv", nargs=argparse.REMAINDER, metavar="[-- COMMAND …]")

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from host_client.audit import Audit
+from host_client.commands.arguments import Add, default_of
 from host_client.commands.lifecycle import audited
 from host_client.commands.output import show, warn, watched
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, KubectlError, UsageError
 from host_client.kubectl import Kubectl
+from host_client.sandbox import ORPHAN_GRACE_SECONDS
 from host_client.status import silent
 
 if TYPE_CHECKING:
@@ -68,3 +70,32 @@ def _text(report: Report) -> str:
     lines += [f"{ref} kept: it was changed meanwhile" for ref in report.kept]
     lines.append(f"{done}: {len(report.deleted)}, sandboxes seen: {report.sandboxes}")
     return "\n".join(lines)
+
+
+def add_to(add: Add) -> None:
+    """Add the command to the command line."""
+    sub = add(
+        "reap",
+        reap,
+        "Delete expired sandboxes of all users, and what they left behind; homes are kept.",
+        "reap --every 60",
+        sandbox=False,
+    )
+    sub.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    sub.add_argument(
+        "--every",
+        type=float,
+        nargs="?",
+        default=0,
+        const=None,
+        metavar="SECONDS",
+        help=f"again and again; {default_of('REAPER_INTERVAL_SECONDS')}",
+    )
+    sub.add_argument(
+        "--grace",
+        type=float,
+        default=ORPHAN_GRACE_SECONDS,
+        metavar="SECONDS",
+        help="keep what looks left behind and is younger: it may be a create under way; "
+        f"default {ORPHAN_GRACE_SECONDS}",
+    )

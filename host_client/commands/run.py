@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import anyio
 
+from host_client.commands.arguments import Add
 from host_client.commands.lifecycle import START_PATIENCE_SECONDS, opened, patiently
 from host_client.commands.output import watched
 from host_client.commands.pipes import command_of
@@ -189,3 +190,18 @@ def _stdin() -> dict[str, str]:
         return {"stdin": data.decode()}
     except UnicodeDecodeError:
         return {"stdin": base64.b64encode(data).decode("ascii"), "stdin_encoding": "base64"}
+
+
+def add_to(add: Add) -> None:
+    """Add the command to the command line."""
+    sub = add("run", run, "Run a command in a sandbox.", "run work -- ls -la")
+    sub.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help=f"default {TIMEOUT_SECONDS:.0f}",
+    )
+    sub.add_argument("-i", "--stdin", action="store_true", help="give it what is on stdin")
+    sub.add_argument("--workdir", default="", metavar="DIR", help="default: the home")
+    sub.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND …")

@@ -7,12 +7,12 @@ import contextlib
 import secrets
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 
 from host_client import ssh
+from host_client.commands.arguments import Add
 from host_client.commands.attend import MARKER, STOP_SECONDS, end_marked
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
@@ -142,7 +142,7 @@ def _only_waits(progress: Progress) -> Progress:
     return tell
 
 
-def add_to(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_to(add: Add) -> None:
     """Add these commands to the command line."""
     sub = add(
         "shell",

@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from host_client.cli import _parser, main
-from host_client.commands import files, look, run
+from host_client.cli import _parsed, _parser, main
+from host_client.commands import files, look, pipes, run
 from host_client.config import SETTINGS_HELP
 from host_client.errors import EXIT_FAILED, UsageError
 from host_client.host import Host
@@ -82,6 +82,29 @@ async def test_run_tells_why_a_command_was_ended(capsys: pytest.CaptureFixture[s
     assert code == 128 + 9
     said = "podpipe: ended by SIGKILL\npodpipe: [the sandbox ran out of memory]\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("name", ["run", "connect", "shell"])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--", "-x"], ["-x"]),
+        (["--", "-x", "--", "y"], ["-x", "--", "y"]),
+        (["--", "--json"], ["--json"]),
+        (["--", "--", "y"], ["--", "y"]),
+        (["--"], []),
+        (["ls", "-x", "--", "y"], ["ls", "-x", "--", "y"]),
+        ([], []),
+    ],
+)
+def test_what_stands_behind_two_dashes_is_the_commands_whatever_it_is(
+    name: str, typed: list[str], meant: list[str]
+) -> None:
+    assert pipes.command_of(_parsed([name, "work", *typed]).argv, "") == meant
+
+
+def test_a_file_that_looks_like_an_option_stands_behind_two_dashes() -> None:
+    assert _parsed(["put", "work", "--", "-x", "to/"]).paths == ["-x", "to/"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
