@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
+from host_client.clock import parse_timestamp
 from host_client.errors import UsageError
 from host_client.gateway import Gateway
-from host_client.sandbox import PodView, parse_timestamp
+from host_client.pod_view import PodView
 from in_pod_server import contract as c
 
 REDACTED = "redacted"

@@ -1,4 +1,7 @@
-"""The time that expiry is judged by: the API server's, for a host's own clock may be wrong."""
+"""The time that expiry is judged by: the API server's, for a host's own clock may be wrong.
+
+Times are aware UTC datetimes; in the cluster they are RFC 3339 with a Z.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,20 @@ class Clock:
             self._ahead = self._heard - theirs
         else:
             self._ahead = timedelta(0)
+
+
+def timestamp(when: datetime) -> str:
+    """RFC 3339 in UTC with a Z, to the second."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """The aware UTC datetime that `text` gives.
+
+    Raises:
+        ValueError: not RFC 3339, or without a time zone.
+    """
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return when.astimezone(UTC)

@@ -6,8 +6,9 @@ import anyio
 
 from host_client.backends.backend import Backend
 from host_client.errors import LaunchFailed, StillStarting
+from host_client.pod_view import PodView
 from host_client.rising import POLL_SECONDS
-from host_client.sandbox import PodView, Sandbox
+from host_client.sandbox import Sandbox
 from host_client.status import Progress
 from in_pod_server.contract import STOP_GRACE_SECONDS
 

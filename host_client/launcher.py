@@ -17,7 +17,7 @@ import anyio
 
 from host_client import audit
 from host_client.backends.backend import Backend
-from host_client.clock import Clock
+from host_client.clock import Clock, timestamp
 from host_client.config import Settings
 from host_client.ending import STOP_WAIT_SECONDS, gone, outlive_predecessors, stop_all
 from host_client.errors import (
@@ -32,9 +32,10 @@ from host_client.errors import (
     root_cause,
 )
 from host_client.identity import MAX_NAME, is_sandbox_id, named_sandbox_id, user_key
+from host_client.pod_view import PodView
 from host_client.rising import POLL_SECONDS, Connect, answering
 from host_client.room import Room
-from host_client.sandbox import PodView, Sandbox, current_pod, draft_sandbox, timestamp
+from host_client.sandbox import Sandbox, current_pod, draft_sandbox
 from host_client.status import Progress, Status, silent, status_of
 from in_pod_server.contract import CALL_LIMIT_SECONDS
 

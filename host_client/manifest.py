@@ -14,9 +14,10 @@ from typing import Any
 import jinja2
 import yaml
 
+from host_client.clock import timestamp
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.identity import home_claim
-from host_client.sandbox import Sandbox, timestamp
+from host_client.sandbox import Sandbox
 from in_pod_server import contract
 
 MANIFESTS = Path(__file__).resolve().parent.parent / "manifests"

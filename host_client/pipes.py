@@ -11,7 +11,8 @@ from host_client.clock import Clock
 from host_client.config import IDLE_SECONDS
 from host_client.errors import PodpipeError
 from host_client.kubectl import Kubectl
-from host_client.sandbox import PodView, Sandbox
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from host_client.session import SandboxSession
 
 log = logging.getLogger(__name__)

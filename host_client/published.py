@@ -8,11 +8,11 @@ from datetime import timedelta
 
 from host_client.apps import Grants, new_token, version_of
 from host_client.backends.backend import Backend
-from host_client.clock import Clock
+from host_client.clock import Clock, timestamp
 from host_client.errors import Conflict, SandboxNotFound, UsageError
 from host_client.launcher import Launcher
 from host_client.pipes import Pipes
-from host_client.sandbox import Sandbox, current_pod, timestamp
+from host_client.sandbox import Sandbox, current_pod
 from in_pod_server import contract as c
 
 

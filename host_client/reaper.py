@@ -16,15 +16,11 @@ from typing import Any, Literal
 import anyio
 
 from host_client.api import Api, Resource, proxied
+from host_client.clock import parse_timestamp, timestamp
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, NotFound
 from host_client.kubectl import Kubectl
-from host_client.sandbox import (
-    ORPHAN_GRACE_SECONDS,
-    PodView,
-    object_name,
-    parse_timestamp,
-    timestamp,
-)
+from host_client.pod_view import PodView
+from host_client.sandbox import ORPHAN_GRACE_SECONDS, object_name
 from in_pod_server import contract as c
 
 CONNECTIONS = 8

@@ -12,7 +12,8 @@ import anyio
 from host_client.backends.backend import Backend
 from host_client.backoff import pauses
 from host_client.errors import LaunchFailed, SessionLost, StillStarting, root_cause
-from host_client.sandbox import PodView, Sandbox
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from host_client.status import Progress
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from host_client.clock import parse_timestamp
 from host_client.config import Settings
 from host_client.errors import LimitReached
-from host_client.sandbox import Sandbox, parse_timestamp
+from host_client.sandbox import Sandbox
 from in_pod_server import contract as c
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from host_client.clock import utc_now
+from host_client.clock import timestamp, utc_now
 from host_client.config import IDLE_SECONDS
 from host_client.errors import (
     Forbidden,
@@ -28,7 +28,8 @@ from host_client.errors import (
 from host_client.kubectl import Kubectl
 from host_client.parts import stage
 from host_client.pipe import OnProgress, Pipe
-from host_client.sandbox import PodView, Sandbox, timestamp
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from in_pod_server.contract import (
     CANCEL_CALL,
     CANCEL_ID,

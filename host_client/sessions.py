@@ -37,8 +37,9 @@ from host_client.errors import (
 from host_client.launcher import START_WAIT_SECONDS, Launcher
 from host_client.pipe import OnProgress
 from host_client.pipes import Pipes
+from host_client.pod_view import PodView
 from host_client.published import Apps
-from host_client.sandbox import PodView, Sandbox
+from host_client.sandbox import Sandbox
 from host_client.session import ANSWER_MARGIN_SECONDS, SandboxSession
 from host_client.status import Progress, Status, silent
 from in_pod_server.contract import (

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from host_client.sandbox import Phase, PodView, Sandbox, current_pod, phase, timestamp
+from host_client.clock import timestamp
+from host_client.pod_view import PodView
+from host_client.sandbox import Phase, Sandbox, current_pod, phase
 
 ANEW = "The next call starts another; files in the home are kept, processes and /tmp are not"
 

@@ -25,8 +25,9 @@ from host_client.config import Settings
 from host_client.errors import SandboxNotFound
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
+from host_client.pod_view import PodView
 from host_client.reaper import sweep
-from host_client.sandbox import PodView, Sandbox, draft_sandbox
+from host_client.sandbox import Sandbox, draft_sandbox
 from tests.clocks import Moved
 
 ROOT = Path(__file__).resolve().parents[1]

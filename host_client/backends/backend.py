@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from host_client.sandbox import PodView, Sandbox, SandboxSpec
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox, SandboxSpec
 
 
 class Backend(Protocol):

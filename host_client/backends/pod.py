@@ -18,6 +18,7 @@ import anyio
 
 from host_client import manifest
 from host_client.backends import gateway
+from host_client.clock import parse_timestamp, timestamp
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.errors import (
     AlreadyExists,
@@ -33,8 +34,9 @@ from host_client.errors import (
 )
 from host_client.identity import home_claim
 from host_client.kubectl import Kubectl, Object
+from host_client.pod_view import PodView
 from host_client.quantity import quantity
-from host_client.sandbox import PodView, Sandbox, SandboxSpec, parse_timestamp, timestamp
+from host_client.sandbox import Sandbox, SandboxSpec
 from in_pod_server import contract as c
 
 log = logging.getLogger(__name__)

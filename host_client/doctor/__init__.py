@@ -15,8 +15,9 @@ from host_client.config import Settings
 from host_client.doctor import access, cluster
 from host_client.doctor.findings import Finding, shell
 from host_client.errors import ApiUnreachable, KubectlError, NotFound, PodpipeError
-from host_client.kubectl import Kubectl, find_kubectl
+from host_client.kubectl import Kubectl
 from host_client.status import Progress, silent
+from host_client.target import find_kubectl
 
 
 async def examine(

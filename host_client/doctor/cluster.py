@@ -10,14 +10,14 @@ from datetime import datetime
 from decimal import Decimal
 
 from host_client import manifest
-from host_client.clock import utc_now
+from host_client.clock import parse_timestamp, utc_now
 from host_client.config import DEFAULT_RUNTIME_CLASS, DEFAULT_STORAGE_CLASS, Settings
 from host_client.doctor import access, gateway
 from host_client.doctor.findings import RENDER, Finding, shell
 from host_client.errors import ApiUnreachable, Forbidden, KubectlError, NotFound, UsageError
 from host_client.kubectl import Kubectl, Object
 from host_client.quantity import quantity
-from host_client.sandbox import draft_sandbox, parse_timestamp
+from host_client.sandbox import draft_sandbox
 
 SKEW_SECONDS = 30.0
 """A clock that is further off shortens or lengthens lives noticeably."""

@@ -20,7 +20,8 @@ import yaml
 from host_client.config import SETTINGS_HELP, Settings
 from host_client.errors import PrerequisiteError, UsageError
 from host_client.identity import is_sandbox_id, named_sandbox_id
-from host_client.kubectl import Kubectl, Target
+from host_client.kubectl import Kubectl
+from host_client.target import Target
 
 PLUGINS = (
     "aws",

@@ -22,7 +22,8 @@ import anyio.to_thread
 from host_client.backends.pod import PodBackend
 from host_client.errors import PodpipeError
 from host_client.launcher import Launcher
-from host_client.sandbox import PodView, Sandbox
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from in_pod_server import contract as c
 from tests.bench.harness import Row, Sample, Sides, Span, timed
 from tests.bench.lab import Lab

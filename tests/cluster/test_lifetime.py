@@ -9,10 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from host_client.clock import utc_now
+from host_client.clock import timestamp, utc_now
 from host_client.errors import SandboxExpired
 from host_client.host import Host
-from host_client.sandbox import timestamp
 from host_client.sessions import NEWS
 from in_pod_server import contract as c
 from tests.cluster.conftest import Cluster

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from host_client.admin import REAPER
-from host_client.kubectl import Target
+from host_client.target import Target
 from tests.cluster.conftest import Cluster
 from tests.cluster.relay import relay
 

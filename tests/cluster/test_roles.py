@@ -19,8 +19,9 @@ from host_client.clock import utc_now
 from host_client.config import Settings
 from host_client.errors import Forbidden, KubectlError, NameTaken
 from host_client.kubectl import Kubectl
+from host_client.pod_view import PodView
 from host_client.reaper import MAY_BE_HIDDEN, RESOURCES, sweep
-from host_client.sandbox import PodView, Sandbox, draft_sandbox
+from host_client.sandbox import Sandbox, draft_sandbox
 from tests.cluster.conftest import Cluster
 
 EFFECT_SECONDS = 20.0

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from host_client.backends.pod import PodBackend
 from host_client.launcher import Launcher
-from host_client.sandbox import PodView, Sandbox
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from in_pod_server import contract as c
 from tests.cluster.conftest import Cluster
 from tests.crowd import crowd

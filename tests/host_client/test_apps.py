@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from mcp import Client
 
 from host_client.apps import Grants, apps_of, hash_of, new_token, version_of
-from host_client.clock import utc_now
+from host_client.clock import timestamp, utc_now
 from host_client.config import Settings
 from host_client.errors import SandboxNotFound, UsageError
 from host_client.host import Host
-from host_client.sandbox import timestamp
 from host_client.server import build_server
 from in_pod_server import contract as c
 from in_pod_server.gateway.access import cookie_of

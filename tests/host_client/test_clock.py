@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from host_client.backends.pod import PodBackend
-from host_client.clock import Clock, utc_now
+from host_client.clock import Clock, timestamp, utc_now
 from host_client.errors import SandboxExpired, SessionLost
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
-from host_client.sandbox import PodView, Sandbox, timestamp
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 

@@ -11,14 +11,13 @@ from typing import Any, get_args
 import pytest
 
 from host_client.admin import LAUNCHER, Administration, documents
-from host_client.clock import utc_now
+from host_client.clock import timestamp, utc_now
 from host_client.config import Settings
 from host_client.doctor import access, cluster
 from host_client.doctor.findings import Finding
 from host_client.errors import Forbidden, KubectlError, NotFound
 from host_client.gateway import Gateway, Kind
 from host_client.kubectl import Kubectl
-from host_client.sandbox import timestamp
 from tests.host_client.conftest import Podpipe, StubCluster
 
 FORBIDDEN = Forbidden('Error from server (Forbidden): User "x" cannot get it')

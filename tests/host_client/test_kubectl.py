@@ -14,7 +14,8 @@ import pytest
 from host_client import errors
 from host_client.config import Settings
 from host_client.errors import KubectlError, PrerequisiteError
-from host_client.kubectl import Kubectl, Target, find_kubectl
+from host_client.kubectl import Kubectl
+from host_client.target import Target, find_kubectl
 from tests.host_client.conftest import StubCluster
 
 
@@ -26,7 +27,7 @@ def fake(folder: Path, script: str) -> str:
 
 
 def test_a_missing_kubectl_is_one_clear_error(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("host_client.kubectl._COMMON_DIRS", ())
+    monkeypatch.setattr("host_client.target._COMMON_DIRS", ())
     settings = Settings(environment={"PATH": str(tmp_path)})
     with pytest.raises(PrerequisiteError, match="PODPIPE_KUBECTL"):
         find_kubectl(settings)
@@ -42,7 +43,7 @@ def test_kubectl_is_found_in_the_usual_folders_where_path_is_short(
 ) -> None:
     fake(tmp_path, "exit 0")
     (tmp_path / "fake-kubectl").rename(tmp_path / "kubectl")
-    monkeypatch.setattr("host_client.kubectl._COMMON_DIRS", (str(tmp_path),))
+    monkeypatch.setattr("host_client.target._COMMON_DIRS", (str(tmp_path),))
     assert find_kubectl(Settings(environment={"PATH": "/nonexistent"})) == f"{tmp_path}/kubectl"
 
 

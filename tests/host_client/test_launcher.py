@@ -25,7 +25,8 @@ from host_client.errors import (
 from host_client.identity import named_sandbox_id
 from host_client.kubectl import Kubectl
 from host_client.launcher import Launcher
-from host_client.sandbox import PodView, Sandbox, object_name
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox, object_name
 from in_pod_server import contract as c
 from tests.clocks import Moved
 from tests.host_client.conftest import StubCluster

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_client.cli import main
+from host_client.clock import timestamp
 from host_client.errors import ApiUnreachable, Forbidden
 from host_client.kubectl import Kubectl
 from host_client.reaper import (
@@ -28,7 +29,6 @@ from host_client.reaper import (
     decide_record,
     sweep,
 )
-from host_client.sandbox import timestamp
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 from tests.reaping import RACERS, ROOT, VERBS, Killed, When, killed_creates, race

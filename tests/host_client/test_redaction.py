@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from host_client.errors import UsageError
-from host_client.kubectl import Target
 from host_client.refusals import refusals
+from host_client.target import Target
 from tests.canaries import MARK, leaked, leaks
 from tests.host_client.conftest import Podpipe, StubCluster
 from tests.host_client.test_server import Serve

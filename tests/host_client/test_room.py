@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
+from host_client.clock import timestamp
 from host_client.config import Settings
 from host_client.errors import LimitReached
 from host_client.room import Room
-from host_client.sandbox import object_name, timestamp
+from host_client.sandbox import object_name
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_launcher import launcher, now

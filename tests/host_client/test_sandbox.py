@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_client import manifest
+from host_client.clock import parse_timestamp, timestamp
 from host_client.config import Settings
 from host_client.errors import PodpipeError, UsageError
-from host_client.sandbox import PodView, Sandbox, draft_sandbox, parse_timestamp, phase, timestamp
+from host_client.pod_view import PodView
+from host_client.sandbox import Sandbox, draft_sandbox, phase
 from in_pod_server import contract as c
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -10,7 +10,7 @@ import anyio
 
 from host_client.host import Host
 from host_client.kubectl import Kubectl
-from host_client.sandbox import PodView
+from host_client.pod_view import PodView
 from tests.host_client.conftest import StubCluster
 from tests.soak.faults import pipes, send
 from tests.soak.run import Plan, soak

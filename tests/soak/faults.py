@@ -17,7 +17,7 @@ import anyio
 
 from host_client.errors import PodpipeError, PrerequisiteError
 from host_client.host import Host
-from host_client.sandbox import PodView
+from host_client.pod_view import PodView
 from in_pod_server.contract import CONTAINER, STOP_GRACE_SECONDS
 from tests.soak.tally import API, POD, Fault
 from tests.soak.tally import CONTAINER as CONTAINER_FAULT
