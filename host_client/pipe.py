@@ -90,6 +90,7 @@ class Pipe(asyncio.SubprocessProtocol):
         self._numbers = itertools.count(1)
         self._lines = LineBuffer(MAX_REQUEST_BYTES)
         self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
         self._exited = anyio.Event()
         self._full = False
         self._together = Together(self._send)
@@ -145,6 +146,7 @@ class Pipe(asyncio.SubprocessProtocol):
         params: dict[str, Any] | None = None,
         *,
         timeout: float,
+        of_silence: bool = False,
         on_progress: OnProgress | None = None,
         cancels: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
@@ -154,6 +156,8 @@ class Pipe(asyncio.SubprocessProtocol):
             method: of the protocol.
             params: for it; written before anything else happens.
             timeout: seconds.
+            of_silence: whether they begin anew with all that comes: on a slow way an answer waits
+                behind others.
             on_progress: receives its progress: done, total, message.
             cancels: asked when this task is cancelled: whether the other end is told to stop.
 
@@ -174,8 +178,18 @@ class Pipe(asyncio.SubprocessProtocol):
             message["params"] = params
         line = _dump(message)
         asked = self._asked[number] = _Asked()
-        late = f"{self.name} did not answer within {timeout:g} s"
-        timer = self._loop.call_later(timeout, asked.lose, late)
+        began = self._loop.time()
+        timer = self._loop.call_later(timeout, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            since = max(began, self._heard) if of_silence else began
+            left = since + timeout - self._loop.time()
+            if left > 0:
+                timer = self._loop.call_later(left, look)
+            else:
+                asked.lose(f"{self.name} did not answer within {timeout:.3g} s")
+
         try:
             while self._full:
                 await asked.rung()
@@ -327,6 +341,7 @@ class Pipe(asyncio.SubprocessProtocol):
         """Take what the child wrote."""
         assert isinstance(data, bytes)
         if fd == 1:
+            self._heard = self._loop.time()
             for line in self._lines.feed(data):
                 self._take(line)
         else:

@@ -333,6 +333,7 @@ class SandboxSession:
         params: dict[str, Any] | None,
         timeout: float,
         *,
+        of_silence: bool = False,
         on_progress: OnProgress | None = None,
         cancels: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
@@ -340,7 +341,12 @@ class SandboxSession:
             raise SessionLost(f"the pipe into pod {self.pod.name} is closed", sent=False)
         try:
             answer = await self._pipe.request(
-                method, params, timeout=timeout, on_progress=on_progress, cancels=cancels
+                method,
+                params,
+                timeout=timeout,
+                of_silence=of_silence,
+                on_progress=on_progress,
+                cancels=cancels,
             )
             self._heard = anyio.current_time()
             return answer
@@ -368,7 +374,7 @@ class SandboxSession:
             self._close.set()
 
     async def answers(self, seconds: float) -> bool:
-        """Whether the daemon answers within so many seconds; a pipe on which it does not is over.
+        """Whether the daemon answers, and is not silent for so many seconds; otherwise the pipe is over.
 
         Its daemon learns by it that this host is there, and closes a pipe whose host is not; until
         when the sandbox lives; and who may open its apps.
@@ -379,7 +385,7 @@ class SandboxSession:
             META_ACCESS: self.sandbox.access,
         }
         try:
-            await self._ask("ping", {"_meta": known}, seconds)
+            await self._ask("ping", {"_meta": known}, seconds, of_silence=True)
         except SessionLost as lost:
             log.info("%s", lost)
             return False
@@ -395,7 +401,7 @@ class SandboxSession:
             SessionLost: it may not know.
         """
         asked = {"name": CANCEL_CALL, "arguments": {CANCEL_ID: call_id}}
-        answer = await self._ask("tools/call", asked, CANCEL_ANSWER_SECONDS)
+        answer = await self._ask("tools/call", asked, CANCEL_ANSWER_SECONDS, of_silence=True)
         return not answer.get("isError")
 
     async def list_tools(self) -> list[str]:

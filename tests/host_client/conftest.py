@@ -105,7 +105,7 @@ class StubCluster:
         fresh.write_text(json.dumps(objects), encoding="utf-8")
         fresh.rename(self.folder / "state.json")
 
-    def faults(self, **faults: dict[str, Any]) -> None:
+    def faults(self, **faults: dict[str, Any] | list[dict[str, Any]]) -> None:
         # In one step: a kubectl may be reading them.
         fresh = self.folder / "faults.new"
         fresh.write_text(json.dumps(faults), encoding="utf-8")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+
 import anyio
 import pytest
 
 from host_client.errors import PodpipeError
 from host_client.host import Host
-from in_pod_server.contract import IN_FLIGHT_LIMIT
+from in_pod_server.contract import (
+    CONTRACT_VERSION,
+    HELLO,
+    HELLO_CONTRACT,
+    HELLO_POD_UID,
+    IN_FLIGHT_LIMIT,
+)
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, run
 
@@ -96,6 +106,74 @@ async def test_one_call_whose_client_is_slow_stalls_only_itself(stub: StubCluste
                 assert answers == []
                 taken.set()
     assert sorted(answers) == [228_894 + number for number in range(16)]
+    assert stub.execs() == 1
+
+
+ANOTHER_POD = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "result": {
+        "capabilities": {
+            "experimental": {HELLO: {HELLO_CONTRACT: CONTRACT_VERSION, HELLO_POD_UID: "another"}}
+        }
+    },
+}
+SECONDS: dict[str, dict[str, list[dict[str, object]]]] = {
+    "hangs": {"pipe": [{"after": 0, "ending": "hang"}]},
+    "hangs amid the hello": {"pipe": [{"after": 300, "ending": "hang"}]},
+    "truncates": {"pipe": [{"after": 300, "ending": "truncate"}]},
+    "truncates the answer": {"pipe": [{"after": 100_000, "ending": "truncate"}]},
+    "floods stderr and dies": {"pipe": [{"after": 300, "ending": "die", "noise": 5_000_000}]},
+    "answers for another pod": {"exec": [{"stdout": json.dumps(ANOTHER_POD) + "\n"}]},
+    "succeeds without a word": {"exec": [{"code": 0}]},
+    "ever anew": {"pipe": [{"after": 300 * n, "ending": ENDINGS[n % 4]} for n in range(7)]},
+}
+
+
+@pytest.mark.parametrize("first", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("second", SECONDS)
+async def test_a_fault_of_the_pipe_that_takes_its_place_changes_nothing(
+    stub: StubCluster, first: str, second: str
+) -> None:
+    """A call is under way, its kubectl fails, and so does the next one, otherwise."""
+    ran = stub.folder / "homes/user-alice-pvc/ran"
+    answers: list[int] = []
+    with anyio.fail_after(BOUND):
+        stub.faults(pipe={"after": 1 << 60})
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            await run(host, "work", "true")
+            session = host.sessions.existing("work")
+            assert session
+            assert session.kubectl_pid
+
+            async def big() -> None:
+                facts = await run(host, "work", "echo id >> ran; sleep 2; seq 1 40000")
+                answers.append(facts["stdout_bytes"])
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(big)
+                while not ran.exists():  # noqa: ASYNC110 - another process does it
+                    await anyio.sleep(0.01)
+                before = stub.execs()
+                stub.faults(**SECONDS[second])
+                os.kill(session.kubectl_pid, signal.Signals[first])
+            assert answers == [228_894]
+            assert (await run(host, "work", "cat ran"))["stdout"] == "id\n"
+            assert stub.execs() >= before + 2
+
+
+async def test_a_slow_way_is_not_taken_for_a_frozen_one(stub: StubCluster) -> None:
+    """Heartbeats wait behind what is on its way, which took longer than they may."""
+    stub.faults(pipe={"after": 1 << 60, "rate": 300_000})
+    content = "line\n" * 200_000
+    with anyio.fail_after(BOUND):
+        async with Host(stub.settings()) as host:
+            await host.launcher.create(name="work")
+            put = {"path": "f", "content": content, "create_only": True}
+            answer = await host.sessions.call("work", "write_file", put)
+            assert not answer.get("isError"), answer
+            assert (await run(host, "work", "head -c 300000 f"))["stdout"] == content[:300_000]
     assert stub.execs() == 1
 
 
