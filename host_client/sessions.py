@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
@@ -22,12 +22,10 @@ from host_client.backoff import pauses
 from host_client.cancel import cancel
 from host_client.errors import (
     ApiUnreachable,
-    ContainerRestarted,
     Forbidden,
     PodpipeError,
     PodReplaced,
     RequestRefused,
-    SandboxEnded,
     SandboxExpired,
     SandboxNotFound,
     SessionLost,
@@ -35,6 +33,7 @@ from host_client.errors import (
     UsageError,
 )
 from host_client.launcher import START_WAIT_SECONDS, Launcher
+from host_client.losses import Losses, ended, unknown, with_news
 from host_client.pipe import OnProgress
 from host_client.pipes import Pipes
 from host_client.pod_view import PodView
@@ -64,10 +63,6 @@ UNREACHABLE_SECONDS = 15.0
 """How long a call waits for an API server that has answered before: one that restarts, say."""
 PROBE_SECONDS = 3.0
 """For finding out whether a sandbox answers; a person waits for its status."""
-NEWS = "sandbox_news"
-"""In a result's structured content: what the sandbox had lost before the call."""
-REASON_SECONDS = 3.0
-"""For finding out why a container ended: its status tells a second late."""
 
 
 class Sessions:
@@ -88,11 +83,7 @@ class Sessions:
         self._apps = apps
         self._resumes = resumes
         self._ids: dict[str, str] = {}
-        self._served: dict[str, tuple[PodView, str] | None] = {}
-        """By sandbox: the pod and the boot id that its last call went to; None once it was ended on
-        purpose."""
-        self._news: dict[str, str] = {}
-        """By sandbox: what was lost between two calls, until a caller is told."""
+        self._losses = Losses(launcher)
         self._locks: dict[str, anyio.Lock] = {}
 
     def existing(self, ref: str) -> SandboxSession | None:
@@ -205,9 +196,7 @@ class Sessions:
                 left = max(1.0, give_up - anyio.current_time())
                 session = await self.open(ref, wait=min(left, START_WAIT_SECONDS))
                 if first and first.pod.uid != session.pod.uid and not reads_only:
-                    self._news.pop(session.sandbox.id, None)
-                    why = self._launcher.why_ended(session.sandbox.id, first.pod.uid)
-                    raise _replaced(tool, first.pod, session.pod, why)
+                    raise self._losses.replaced(tool, first, session)
                 boot_id = first.boot_id if first else session.boot_id
                 name: dict[str, Any] = {META_CALL_ID: call_id, META_BOOT_ID: boot_id}
                 if first:
@@ -237,25 +226,25 @@ class Sessions:
                     # Anew after each pipe: a call that was joined has all the time it was given.
                     patience = min(give_up, anyio.current_time() + RECONNECT_SECONDS)
                 if anyio.current_time() > patience:
-                    raise (_unknown(tool, str(lost)) if first else lost) from lost
+                    raise (unknown(tool, str(lost)) if first else lost) from lost
             except UsageError:
                 raise
             except PodpipeError as error:
                 if first is None:
                     raise
                 if isinstance(error, SandboxNotFound | SandboxExpired):
-                    raise _ended(tool, ref, error) from error
+                    raise ended(tool, ref, error) from error
                 passing = isinstance(error, ApiUnreachable | StillStarting | Forbidden)
                 if not passing or anyio.current_time() > patience:
-                    raise _unknown(tool, str(error)) from error
+                    raise unknown(tool, str(error)) from error
             else:
                 if (result.get("_meta") or {}).get(META_FATE) == FATE_UNKNOWN:
-                    raise await self._restarted(session, first or session, tool, result)
+                    raise await self._losses.restarted(session, first or session, tool, result)
                 if tool in APP_TOOLS:
                     session.apps = _table(result) or session.apps
                     await self._keep_apps(session)
                 audit.count(bytes_out=_text_bytes(result))
-                return _with_news(result, self.news(session.sandbox.id))
+                return with_news(result, self.news(session.sandbox.id))
         raise AssertionError("pauses never end")
 
     async def _keep_apps(self, session: SandboxSession) -> None:
@@ -276,71 +265,11 @@ class Sessions:
         """Note what was lost since the last call on a sandbox, and what its daemon has for us."""
         await self._keep_apps(session)
         audit.concerns(session.sandbox.id)
-        box, now = session.sandbox.id, (session.pod, session.boot_id)
-        unknown = box not in self._served
-        before, self._served[box] = self._served.get(box), now
-        if before is None:
-            # Not by us; but it may be us who just found its pod gone and started another.
-            why = self._launcher.why_ended(box) if unknown else ""
-            lost = "pod" if why else ""
-        elif before[0].uid != session.pod.uid:
-            why = self._launcher.why_ended(box, before[0].uid) or "it was deleted or suspended"
-            lost = "pod"
-        else:
-            lost = "container" if before[1] != session.boot_id else ""
-            why = await self._why_restarted(box, before[0], 0.0) if lost else ""
-        if lost == "pod":
-            self._news[box] = (
-                f"the pod of this sandbox was replaced ({why}). Files in the home survive; "
-                "processes and what was in /tmp do not"
-            )
-        elif lost:
-            self._news[box] = (
-                f"the container of this sandbox was restarted{_because(why)}. Files and /tmp "
-                "survive; processes that ran do not"
-            )
-
-    async def _why_restarted(self, sandbox_id: str, before: PodView, patience: float) -> str:
-        """Why the container of a pod ended after it was looked at; empty where that is not told.
-
-        Args:
-            sandbox_id: the sandbox.
-            before: its pod, as it was then.
-            patience: seconds to wait for a status that lags.
-        """
-        give_up = anyio.current_time() + patience
-        for pause in pauses(*RETRY_SECONDS):
-            try:
-                pod = (await self._launcher.status(sandbox_id)).pod
-            except PodpipeError as error:
-                log.info("%s", error)
-                break
-            if pod is None or pod.uid != before.uid:
-                break
-            if pod.restarts > before.restarts:
-                return pod.last_exit or ""
-            if anyio.current_time() > give_up:
-                break
-            await anyio.sleep(pause)
-        return ""
+        await self._losses.compare(session)
 
     def news(self, sandbox_id: str) -> str:
         """What a sandbox has lost without being asked to since its last call; told once."""
-        return self._news.pop(sandbox_id, "")
-
-    async def _restarted(
-        self, session: SandboxSession, first: SandboxSession, tool: str, result: dict[str, Any]
-    ) -> ContainerRestarted:
-        """What to say of a call that an earlier start of the daemon had begun."""
-        self._news.pop(session.sandbox.id, None)
-        reason = await self._why_restarted(session.sandbox.id, first.pod, REASON_SECONDS)
-        said = "\n".join(block.get("text", "") for block in result.get("content", []))
-        return ContainerRestarted(
-            f"the container of sandbox {session.sandbox.id} ended{_because(reason)} while {tool} ran: {said}. "
-            "It may have run in part. Files in the home survive; processes do not. Check before "
-            "you call it again",
-            reason=reason,
-        )
+        return self._losses.news(sandbox_id)
 
     async def status(self, ref: str) -> Status:
         """A sandbox as it is now; one that runs is asked whether it answers.
@@ -379,7 +308,7 @@ class Sessions:
     async def forget(self, ref: str) -> None:
         """Close the pipe of a sandbox that is being suspended or destroyed, if there is one."""
         sandbox_id = self._ids.get(ref, ref)
-        self._served[sandbox_id] = None
+        self._losses.meant(sandbox_id)
         await self._pipes.forget(sandbox_id)
 
 
@@ -408,48 +337,3 @@ def _text_bytes(result: dict[str, Any]) -> int:
     """Bytes of the text of a result; its data says the same once more."""
     texts = (block.get("text", "") for block in result.get("content", []))
     return sum(len(text.encode("utf-8", "replace")) for text in texts)
-
-
-def _because(why: str) -> str:
-    return f" ({why})" if why else ""
-
-
-def _with_news(result: dict[str, Any], news: str) -> dict[str, Any]:
-    """A result that also tells what was lost before the call, to readers of either half of it."""
-    if not news:
-        return result
-    block = {"type": "text", "text": f"[before this {news}]"}
-    told = result | {"content": [*result.get("content", []), block]}
-    if isinstance(facts := result.get("structuredContent"), dict):
-        told["structuredContent"] = facts | {NEWS: news}
-    return told
-
-
-def _replaced(tool: str, old: PodView, new: PodView, why: str) -> PodReplaced:
-    return PodReplaced(
-        f"pod {old.name} ({old.uid}) was deleted or ended{_because(why)} while {tool} ran in it, and {new.name} "
-        f"({new.uid}) took its place: the call may have run in part. Files in the home survive; "
-        "processes and scratch files do not. Check before you call it again",
-        old_uid=old.uid,
-        new_uid=new.uid,
-        reason=why,
-    )
-
-
-def _ended(tool: str, ref: str, error: SandboxNotFound | SandboxExpired) -> SandboxEnded:
-    reason: Literal["destroyed", "expired"] = (
-        "expired" if isinstance(error, SandboxExpired) else "destroyed"
-    )
-    return SandboxEnded(
-        f"sandbox {ref} was {reason} while {tool} ran ({error}): the call may have run in part. "
-        "The home survives; processes do not. Create a sandbox to look at the files",
-        reason=reason,
-    )
-
-
-def _unknown(tool: str, why: str) -> SessionLost:
-    return SessionLost(
-        f"{tool} was sent and its answer is lost ({why}): it may have run. Check its effects before "
-        "you call it again (files survive; list_processes shows what is running)",
-        sent=True,
-    )

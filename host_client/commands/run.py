@@ -18,7 +18,7 @@ from host_client.commands.output import watched
 from host_client.commands.pipes import command_of
 from host_client.config import Settings
 from host_client.errors import EXIT_DONE, EXIT_FAILED, PodpipeError, UsageError
-from host_client.sessions import NEWS
+from host_client.losses import NEWS
 from in_pod_server.contract import MAX_STAGED_BYTES
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from host_client.clock import timestamp, utc_now
 from host_client.errors import SandboxExpired
 from host_client.host import Host
-from host_client.sessions import NEWS
+from host_client.losses import NEWS
 from in_pod_server import contract as c
 from tests.cluster.conftest import Cluster
 from tests.idling import idle_after

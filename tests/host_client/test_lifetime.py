@@ -11,9 +11,9 @@ import pytest
 from host_client.clock import timestamp, utc_now
 from host_client.errors import SandboxExpired, SandboxSuspended
 from host_client.host import Host
+from host_client.losses import NEWS
 from host_client.reaper import sweep
 from host_client.sandbox import Sandbox
-from host_client.sessions import NEWS
 from in_pod_server import contract as c
 from tests.host_client.conftest import StubCluster
 from tests.host_client.test_session import BOUND, run
