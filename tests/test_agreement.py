@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import re
 import shutil
@@ -46,6 +47,19 @@ def test_the_host_knows_only_contract_and_wire_of_the_pod(path: Path) -> None:
     assert {name for name in foreign if not name.startswith(allowed)} <= {
         "in_pod_server"  # `from in_pod_server import contract`
     }
+
+
+def test_imports_go_one_way() -> None:
+    """Those for types and those within functions too: what needs each other is one thing."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in ("host_client", "in_pod_server")
+        for path in python_files(package)
+    }
+    packages = {name for name, path in files.items() if path.name == "__init__.py"}
+    # `from package import module` names both; that the package is there at all is no need of its.
+    needs = {name: (imports(path) & files.keys()) - packages for name, path in files.items()}
+    tuple(graphlib.TopologicalSorter(needs).static_order())  # CycleError names those in a circle
 
 
 @pytest.mark.parametrize("path", python_files("in_pod_server"), ids=str)
