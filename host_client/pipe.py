@@ -308,7 +308,14 @@ class Pipe(asyncio.SubprocessProtocol):
         if not isinstance(number, int) or not isinstance(done, int | float):
             return
         if asked := self._asked.get(number):
-            asked.news.append((done, params.get("total"), params.get("message")))
+            total, said = params.get("total"), params.get("message")
+            asked.news.append(
+                (
+                    done,
+                    total if isinstance(total, int | float) else None,
+                    said if isinstance(said, str) else None,
+                )
+            )
             asked.bell.set()
 
     def _leave(self, params: object) -> None:

@@ -21,6 +21,7 @@ from host_client.config import IDLE_SECONDS
 from host_client.errors import (
     Forbidden,
     PodpipeError,
+    RequestRefused,
     SessionLost,
     VersionMismatch,
     root_cause,
@@ -279,6 +280,12 @@ class SandboxSession:
                     on_progress=on_progress,
                     cancels=cancels,
                 )
+            if not _is_tool_result(result):
+                raise RequestRefused(
+                    f"what answered is no result of {tool}: is it podpipe that answers there? It may "
+                    "have run",
+                    code=0,
+                )
             if (result.get("_meta") or {}).get(META_FATE) == FATE_NOT_STARTED:
                 assert self._pipe is not None
                 self._pipe.ending = True
@@ -415,6 +422,18 @@ class SandboxSession:
         with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             await self._released.wait()
         self._scope.cancel()
+
+
+def _is_tool_result(result: dict[str, Any]) -> bool:
+    """Whether an answer is what we take it for: a command could have put its own in the daemon's place."""
+    content = result.get("content", [])
+    return (
+        isinstance(content, list)
+        and all(
+            isinstance(each, dict) and isinstance(each.get("text", ""), str) for each in content
+        )
+        and all(isinstance(result.get(name, {}), dict) for name in ("_meta", "structuredContent"))
+    )
 
 
 async def _first(*events: anyio.Event) -> None:

@@ -138,6 +138,23 @@ async def test_progress_reaches_its_own_request_in_order() -> None:
     assert heard == [(1, 9, None), (2.5, 9, "half")]
 
 
+async def test_progress_of_other_types_than_the_protocol_s_is_left_out() -> None:
+    odd = CHILD + (
+        "    for done, total, said in ((1, 'x', {}), ('2', 3, ''), (None, None, None), (4, 5, 'six')):\n"
+        "        say(method='notifications/progress', params={'progressToken': n, 'progress': done,\n"
+        "            'total': total, 'message': said})\n"
+        "    say(id=n, result={})\n"
+    )
+    heard: list[tuple[Any, ...]] = []
+
+    async def hear(*what: Any) -> None:
+        heard.append(what)
+
+    async with speaking(odd) as pipe:
+        await pipe.request("ask", timeout=BOUND, on_progress=hear)
+    assert heard == [(1, None, None), (4, 5, "six")]
+
+
 async def test_a_slow_listener_costs_old_progress_and_not_memory() -> None:
     heard: list[float] = []
 

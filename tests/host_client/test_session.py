@@ -16,12 +16,14 @@ from host_client.errors import (
     ContainerRestarted,
     PodpipeError,
     PodReplaced,
+    RequestRefused,
     SandboxExpired,
     SessionLost,
     StillStarting,
     root_cause,
 )
 from host_client.host import Host
+from host_client.pipe import Pipe
 from host_client.session import SandboxSession
 from in_pod_server.contract import META_CALL_AGE, META_CALL_ID
 from tests.host_client.conftest import StubCluster
@@ -496,3 +498,32 @@ async def test_one_sandbox_that_cannot_connect_does_not_delay_another(
             with anyio.fail_after(10):
                 assert (await run(host, "good", "echo ok"))["stdout"] == "ok\n"
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "text"},
+        {"content": [1]},
+        {"content": [{"type": "text", "text": 5}]},
+        {"content": [], "_meta": [1]},
+        {"content": [], "structuredContent": []},
+    ],
+)
+async def test_an_answer_that_is_no_tool_s_result_is_told_as_that(
+    host: Host, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    """A command has its daemon's user, and may have put something else in its place."""
+    await host.launcher.create(name="work")
+    asked = Pipe.request
+
+    async def request(self: Pipe, method: str, *args: Any, **options: Any) -> dict[str, Any]:
+        result = await asked(self, method, *args, **options)
+        return answer if method == "tools/call" else result
+
+    monkeypatch.setattr(Pipe, "request", request)
+    with anyio.fail_after(BOUND):
+        with pytest.raises(RequestRefused, match=r"no result of run_command.*may have run"):
+            await host.sessions.call("work", "run_command", {"command": "true"})
+        monkeypatch.undo()
+        assert (await run(host, "work", "echo on"))["stdout"] == "on\n"
