@@ -13,6 +13,7 @@ import shlex
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ HOST = "sandbox"
 """What our `-F` file calls the one sandbox that it leads to."""
 _OWN, _SHARED = "ssh-", "config-"
 _USED = "used.lock"
+KEPT_SECONDS = 3600.0
+"""How long the key of plain ssh stays after its last use; whoever comes later makes another."""
 LOST = 255
 """What ssh ends with when it could not connect, or the connection broke."""
 
@@ -144,11 +147,6 @@ class Keys:
         _write(self.private, private)
         _write(self.public, key.public_key().public_bytes(*openssh))
 
-    def remove(self) -> None:
-        """Remove all of it."""
-        for path in (self.private, self.public, self.known_hosts, self.config):
-            path.unlink(missing_ok=True)
-
     async def admitted(self, sessions: Sessions, ref: str) -> Admission:
         """Have the key admitted by a sandbox, which is started if need be, and know its host key.
 
@@ -248,7 +246,10 @@ def shared_folder(environment: Mapping[str, str], sandbox_id: str) -> Path:
 
 @contextmanager
 def shared_keys(folder: Path) -> Iterator[Keys]:
-    """Keys in a place that a configuration names, for as long as anybody uses them.
+    """Keys in a place that a configuration names, for all who come by it.
+
+    They stay for `KEPT_SECONDS` after the last use: ssh reads the key before it starts us, and what it
+    has read must be what we have admitted.
 
     Args:
         folder: as `shared_folder` said.
@@ -260,28 +261,26 @@ def shared_keys(folder: Path) -> Iterator[Keys]:
     keys = Keys(folder)
     with ExitStack() as stack:
         with _locked(runtime):
-            _sweep(runtime)
             _own(folder)
             used = stack.enter_context((folder / _USED).open("w"))
             fcntl.flock(used, fcntl.LOCK_SH)
+            _sweep(runtime)
             keys.make()
         try:
             yield keys
         finally:
-            with _locked(runtime), suppress(OSError):
-                # Refused while somebody else still uses them.
-                fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                keys.remove()
-                (folder / _USED).unlink()
-                folder.rmdir()  # not by force: who wrote the configuration named it
+            with suppress(OSError):
+                os.utime(folder / _USED)
 
 
 def _sweep(runtime: Path) -> None:
-    """Remove what processes left that were killed."""
+    """Remove what killed processes left, and what has not been used for long."""
+    long_ago = time.time() - KEPT_SECONDS
     for left in (*runtime.glob(f"{_OWN}*"), *runtime.glob(f"{_SHARED}*")):
         with suppress(OSError), (left / _USED).open("r+") as used:
             fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
+            if left.name.startswith(_OWN) or os.fstat(used.fileno()).st_mtime < long_ago:
+                shutil.rmtree(left)
 
 
 @contextmanager

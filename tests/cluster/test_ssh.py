@@ -74,6 +74,19 @@ def test_plain_ssh_is_the_sandboxs_user_in_its_home_with_no_right_beyond(
     assert ended.stderr == b""
 
 
+def test_plain_ssh_is_let_in_right_after_another_that_has_just_ended(
+    sandbox: str, client: list[str]
+) -> None:
+    """ssh reads the key before it starts what would make one: it must not be gone or another then."""
+    argv = ["ssh", *client, ALIAS, "true"]
+    # No pipes: they would be waited for until the one before has wholly ended.
+    codes = [
+        subprocess.call(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=BOUND)
+        for _ in range(12)
+    ]
+    assert codes == [0] * 12
+
+
 @pytest.mark.parametrize("script", ["exit 7", "exit 0", "exit 255"])
 def test_plain_ssh_ends_with_the_commands_code(
     sandbox: str, client: list[str], script: str

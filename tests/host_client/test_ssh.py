@@ -42,12 +42,12 @@ def separation() -> None:
 
 @pytest.fixture
 def runtime(stub: StubCluster, podpipe: Podpipe) -> Iterator[Path]:
-    """Where keys lie while they are used; there are none when a test is over."""
+    """Where keys lie while they are used; a process's own are gone when a test is over."""
     # Short, as a unix socket's path has to be.
     with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
         podpipe.environment["XDG_RUNTIME_DIR"] = folder
         yield Path(folder) / "podpipe"
-        assert keys(Path(folder)) == []
+        assert [*Path(folder).glob("podpipe/ssh-*")] == []
 
 
 def keys(folder: Path) -> list[Path]:
@@ -288,7 +288,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_connections_at_once_share_the_key_and_the_last_one_removes_it(
+def test_connections_at_once_share_the_key(
     podpipe: Podpipe, client: list[str], runtime: Path
 ) -> None:
     argv = ["ssh", *client, ALIAS, "echo up; read -r line; echo $line"]
@@ -308,11 +308,38 @@ def test_connections_at_once_share_the_key_and_the_last_one_removes_it(
     for number, process in enumerate(several):
         out, _ = process.communicate(b"%d\n" % number, timeout=PATIENCE)
         assert out == b"%d\n" % number
-    eventually(lambda: not folder.exists())
+
+
+def test_the_key_of_plain_ssh_is_the_same_until_it_has_not_been_used_for_an_hour(
+    tmp_path: Path,
+) -> None:
+    """ssh reads it before it starts what would make it."""
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    folder = ssh.shared_folder(environment, "work-12345678")
+    made = []
+    for unused in (0.0, ssh.KEPT_SECONDS - 60, ssh.KEPT_SECONDS + 60):
+        with ssh.shared_keys(folder) as keys:
+            made.append(keys.private.read_bytes())
+        then = time.time() - unused
+        os.utime(folder / "used.lock", (then, then))
+        with ssh.own_keys(environment):
+            assert keys.private.exists() is (unused < ssh.KEPT_SECONDS)
+    with ssh.shared_keys(folder) as keys:
+        made.append(keys.private.read_bytes())
+    assert made[0] == made[1] == made[2] != made[3]
+
+
+def test_a_key_that_is_used_stays_however_long(tmp_path: Path) -> None:
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    folder = ssh.shared_folder(environment, "work-12345678")
+    with ssh.shared_keys(folder) as keys:
+        os.utime(folder / "used.lock", (0, 0))
+        with ssh.own_keys(environment):
+            assert keys.private.exists()
 
 
 @pytest.mark.parametrize("left", ["ssh-killed", "config-killed"])
-def test_what_a_killed_process_left_goes_with_the_next(
+def test_what_was_left_goes_with_the_next(
     podpipe: Podpipe, work: str, runtime: Path, left: str
 ) -> None:
     runtime.mkdir(mode=0o700)
@@ -320,18 +347,9 @@ def test_what_a_killed_process_left_goes_with_the_next(
     folder.mkdir()
     for name in ("used.lock", "key", "key.pub", "known_hosts"):
         (folder / name).touch()
+    os.utime(folder / "used.lock", (0, 0))
     assert podpipe("shell", work, "--", "true").returncode == 0
     assert [path.name for path in runtime.iterdir()] == ["change.lock"]
-
-
-def test_a_folder_with_files_of_somebody_elses_keeps_them(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    folder = tmp_path / "of the user"
-    folder.mkdir(mode=0o700)
-    (folder / "notes").touch()
-    with ssh.shared_keys(folder) as made:
-        assert made.private.exists()
-    assert [path.name for path in folder.iterdir()] == ["notes"]
 
 
 def test_no_key_is_in_an_argv_or_in_what_is_printed(
