@@ -107,7 +107,7 @@ async def attended(kubectl: Kubectl, pod: str, command: Sequence[str]) -> int:
         try:
             async with anyio.create_task_group() as tasks:
                 drained = anyio.Event()
-                tasks.start_soon(_pass_on, process.stderr, drained)
+                tasks.start_soon(pass_on, process.stderr, drained)
                 code = await process.wait()
                 with anyio.move_on_after(VERDICT_SECONDS):
                     await drained.wait()
@@ -184,7 +184,7 @@ async def _beat(held: anyio.abc.Process) -> None:
             await held.stdin.send(b"\n")
 
 
-async def _pass_on(stderr: anyio.abc.ByteReceiveStream, drained: anyio.Event) -> None:
+async def pass_on(stderr: anyio.abc.ByteReceiveStream, drained: anyio.Event) -> None:
     """Copy kubectl's stderr to ours, less its own last line about the command's exit code."""
     held = b""
     async for chunk in stderr:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import secrets
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import anyio
 
 from host_client import ssh
 from host_client.commands.arguments import Add
-from host_client.commands.attend import MARKER, STOP_SECONDS, end_marked
+from host_client.commands.attend import MARKER, STOP_SECONDS, end_marked, pass_on
 from host_client.commands.lifecycle import opened, patiently
 from host_client.commands.output import show, warn, watched
 from host_client.commands.pipes import command_of
@@ -120,15 +121,18 @@ async def proxy(settings: Settings, arguments: argparse.Namespace) -> int:
             env=kubectl.environment,
             stdin=None,
             stdout=None,
-            stderr=None,
+            stderr=subprocess.PIPE,
         )
+        assert process.stderr
         try:
+            # The sshd ends with 255 once ssh has left, which is no error.
+            await pass_on(process.stderr, anyio.Event())
             await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with anyio.CancelScope(shield=True):
-                await process.wait()
+                await process.aclose()
     return EXIT_DONE
 
 
