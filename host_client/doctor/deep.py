@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from host_client.doctor.findings import RENDER, Finding
 from host_client.errors import PodpipeError
 from host_client.host import Host
 from host_client.status import Progress
+
+log = logging.getLogger(__name__)
 
 TTL_MINUTES = 5
 """Of the two, in case that this process is killed: the reaper takes them then."""
@@ -45,7 +48,9 @@ async def tried(settings: Settings, progress: Progress) -> AsyncIterator[Finding
     """
     async with Host(settings) as host:
         made: list[str] = []
+        had_home = True
         try:
+            had_home = await host.backend.home() is not None
             progress("making two sandboxes")
             began = anyio.current_time()
             for _ in range(2):
@@ -63,6 +68,16 @@ async def tried(settings: Settings, progress: Progress) -> AsyncIterator[Finding
             with anyio.CancelScope(shield=True):
                 for sandbox_id in made:
                     await host.launcher.destroy(sandbox_id)
+                if made and not had_home:
+                    await _forget_home(host)
+
+
+async def _forget_home(host: Host) -> None:
+    """Delete the home that was made for the two, unless somebody works in it by now."""
+    try:
+        await host.launcher.purge_home()
+    except PodpipeError as error:  # most people may not; it is empty, and will be theirs
+        log.info("the home that was made stays: %s", error)
 
 
 async def _network(host: Host, listening: str, reaching: str) -> Finding:

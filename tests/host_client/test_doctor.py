@@ -251,8 +251,16 @@ def test_nothing_is_tried_in_a_namespace_that_is_not_there(
     assert not any("--dry-run=server" in call for call in stub.calls)
 
 
-def test_deep_makes_two_sandboxes_and_leaves_none(podpipe: Podpipe, stub: StubCluster) -> None:
+@pytest.mark.parametrize("home", ["none before", "one before"])
+def test_deep_makes_two_sandboxes_and_leaves_none(
+    podpipe: Podpipe, stub: StubCluster, home: str
+) -> None:
     """The stub's pods are all this machine, so one reaches the other: nothing enforces a policy."""
+    if home == "one before":
+        podpipe("create", "--name", "work")
+        podpipe("destroy", "work")
+    homes = stub.names("PersistentVolumeClaim")
+    assert len(homes) == (home == "one before")
     report = podpipe("doctor", "--json", "--deep")
     found = {finding["check"]: finding for finding in json.loads(report.stdout)}
     assert found["sandbox made"]["result"] == "ok", found["sandbox made"]
@@ -265,6 +273,7 @@ def test_deep_makes_two_sandboxes_and_leaves_none(podpipe: Podpipe, stub: StubCl
         "removing",
     ]
     assert stub.names("ConfigMap") == stub.names("Pod") == []
+    assert stub.names("PersistentVolumeClaim") == homes
 
 
 def test_a_machine_without_ssh_is_told_what_it_goes_without(
