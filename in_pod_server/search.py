@@ -32,6 +32,7 @@ NAMES_BYTES: Final = 16 * 1024 * 1024
 KEPT_CHARS: Final = 1_000_000
 """Text of matches kept at most: a reply holds less."""
 MATCH_SECONDS: Final = 5.0
+_ODD: Final = re.compile("[\udc80-\udcff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,16 @@ async def matches(data: bytes, pattern: str) -> int | None:
         FileFailedError: ripgrep is missing or failed.
     """
     query = Query(pattern)
+    # What is no UTF-8 counts as a character, so that `.` takes it; ripgrep's would end there.
+    text = data.decode("utf-8", "surrogateescape")
+    looked = _ODD.sub("\ufffd", text).encode()
     # As bytes, whatever they look like: a terminal's lines end in CRLF, and logs hold NULs.
     as_bytes = ["--text", "--encoding=none", "--crlf", "--multiline", "--max-count=1"]
     options = [*as_bytes, *pattern_options(query)]
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with ripgrep(
-            "--json", *options, "--", "-", folder=folder, seconds=MATCH_SECONDS, stdin=data
+            "--json", *options, "--", "-", folder=folder, seconds=MATCH_SECONDS, stdin=looked
         ) as running:
             out = b"".join([piece async for piece in running.pieces()])
             await running.complete()
@@ -179,7 +183,9 @@ async def matches(data: bytes, pattern: str) -> int | None:
         if raw.startswith(b'{"type":"match"'):
             match = json.loads(raw)["data"]
             hits = match["submatches"]
-            return int(match["absolute_offset"] + (hits[0]["end"] if hits else 0))
+            end = match["absolute_offset"] + (hits[0]["end"] if hits else 0)
+            before = text[: len(looked[:end].decode())]
+            return len(before.encode("utf-8", "surrogateescape"))
     return None
 
 

@@ -309,6 +309,28 @@ async def test_any_bytes_are_looked_through(sandbox: Sandbox, written: str) -> N
     assert found["match_end"] == whole.index(b"needle") + 6
 
 
+@pytest.mark.parametrize(
+    ("written", "pattern"),
+    [
+        (b"DONE\xff\xfe ready", "DONE.*ready"),
+        ("\u20ac".encode() + b"\xe2\x82 x\xff needle\xe2\x82", "^.{6} needle"),
+        ("\ud7ff\U0001f600\xe9".encode() + b"\xed\xa0\x80 needle", "needle"),
+        (b"\x82\xac needle \xc3", "needle"),
+        (b"\xff\xff", "\\A..\\z"),
+    ],
+)
+async def test_a_byte_that_is_no_text_is_a_character_to_a_pattern(
+    sandbox: Sandbox, written: bytes, pattern: str
+) -> None:
+    """It is shown in the middle of the line, and a pattern for that line was waited for in vain."""
+    process_id = await start(sandbox, "cat", stdin="open")
+    sent = {"content": base64.b64encode(written).decode(), "encoding": "base64", "close": True}
+    await sandbox.call("send_input", process_id=process_id, **sent)
+    found = await read(sandbox, process_id, pattern=pattern)
+    last = b"needle" if b"needle" in written else written[-1:]
+    assert found["match_end"] == written.rindex(last) + len(last)
+
+
 async def test_a_pattern_that_is_none_or_evil_harms_nobody(sandbox: Sandbox) -> None:
     process_id = await start(sandbox, "head -c 100000 /dev/zero | tr '\\0' a; echo '!'")
     await end_of(sandbox, process_id)
