@@ -14,7 +14,7 @@ from in_pod_server.files import Home
 from in_pod_server.globs import matcher
 from in_pod_server.listing import Entry
 from in_pod_server.results import REPLY_BYTES, result
-from in_pod_server.text import json_size
+from in_pod_server.text import json_size, on_one_line
 
 
 def add_list_tool(server: MCPServer[Any], home: Home) -> None:
@@ -175,6 +175,5 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 def _line(entry: Entry) -> str:
     slash = "/" if entry.type == "directory" else ""
-    # A name may hold a newline; one entry stays one line.
-    name = (entry.path + slash).replace("\n", "\\n").replace("\r", "\\r")
+    name = on_one_line(entry.path + slash)
     return f"{entry.type:<9} {entry.size:>12} {_when(entry.mtime)} {name}"

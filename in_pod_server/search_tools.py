@@ -18,7 +18,7 @@ from in_pod_server.kinds import expect_file
 from in_pod_server.results import REPLY_BYTES, result
 from in_pod_server.root import explained
 from in_pod_server.search import Found, Line, Query, search_content, search_names
-from in_pod_server.text import json_size, name_to_text
+from in_pod_server.text import json_size, name_to_text, on_one_line
 
 
 def add_search_tool(server: MCPServer[Any], home: Home) -> None:
@@ -136,7 +136,7 @@ def _found(found: Found, prefix: str, kind: Literal["content", "name"]) -> CallT
             room -= json_size(path)
         if room < 0:
             break
-        text += ([""] if text else []) + [path] if path != heading else []
+        text += ([""] if text else []) + [on_one_line(path)] if path != heading else []
         heading = path
         rows.append(row)
         text.append(shown)
@@ -146,7 +146,7 @@ def _found(found: Found, prefix: str, kind: Literal["content", "name"]) -> CallT
         if room < 0:
             break
         rows.append({"path": path})
-        text.append(path)
+        text.append(on_one_line(path))
     matches = sum(row.get("is_match", True) for row in rows)
     truncated = matches < found.total or not found.complete
     count = f"{found.total}" if found.complete else f"at least {found.total}"

@@ -79,6 +79,11 @@ def name_to_bytes(text: str) -> bytes:
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text.encode())
 
 
+def on_one_line(name: str) -> str:
+    """Return a name as a line of text shows it: it may hold a newline, and would be taken for two."""
+    return name.replace("\n", "\\n").replace("\r", "\\r")
+
+
 def json_size(value: Any) -> int:
     """Return the bytes that a text, or what a tool returns as data, takes inside a message."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -229,6 +229,17 @@ async def test_odd_names_lines_and_encodings_are_shown_reversibly(sandbox: Sandb
     assert (await sandbox.call("read_file", path="\\xff 'a\nb", encoding="base64"))["size"] == 10
 
 
+@pytest.mark.parametrize("kind", ["content", "name"])
+async def test_a_name_with_a_newline_is_not_taken_for_a_line_of_the_result(
+    sandbox: Sandbox, kind: str
+) -> None:
+    fill(sandbox.home, {"hit\n1:forged": "hit\n"})
+    call = {"pattern": "hit", "kind": kind}
+    found = await sandbox.client.call_tool("search_files", call)
+    assert text_of(found).split("\n")[0] == "hit\\n1:forged"
+    assert data_of(found)["results"][0]["path"] == "hit\n1:forged"
+
+
 async def test_a_pattern_over_lines_is_found(sandbox: Sandbox) -> None:
     fill(sandbox.home, {"f": "a\nb\nc\n"})
     for arguments in ({"pattern": "a\nb", "literal": True}, {"pattern": r"a\nb"}):
