@@ -94,6 +94,7 @@ def move(folder: int, name: bytes, other: int, new_name: bytes, *, overwrite: bo
     """Rename between two folders (descriptors); unless `overwrite`, never onto what is there."""
     if overwrite:
         os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=other)
+        _leave_no_twin(folder, name, other, new_name)
         return
     try:
         _rename_noreplace(folder, name, other, new_name)
@@ -102,6 +103,16 @@ def move(folder: int, name: bytes, other: int, new_name: bytes, *, overwrite: bo
         if exc.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
         _move_by_hand(folder, name, other, new_name)
+
+
+def _leave_no_twin(folder: int, name: bytes, other: int, new_name: bytes) -> None:
+    """Where both names were links to one file, renaming has done nothing, and said that it did."""
+    if name == new_name and os.path.samestat(os.fstat(folder), os.fstat(other)):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        left = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if os.path.samestat(left, os.stat(new_name, dir_fd=other, follow_symlinks=False)):
+            os.unlink(name, dir_fd=folder)
 
 
 def _rename_noreplace(folder: int, name: bytes, other: int, new_name: bytes) -> None:

@@ -721,6 +721,21 @@ def test_a_move_never_replaces_unless_told(home: Home, root: Path, there: str, m
         assert sorted(root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("twin", ["b", "d/a", "d/b"])
+def test_a_move_onto_another_name_of_the_same_file_leaves_the_new_name_alone(
+    home: Home, root: Path, twin: str
+) -> None:
+    """rename(2) does nothing there, and says that all is well: the old name stayed."""
+    (root / "d").mkdir()
+    (root / "a").write_text("one")
+    (root / twin).hardlink_to(root / "a")
+    home.move("a", twin, overwrite=True)
+    assert not (root / "a").exists()
+    for itself in (twin, f"./{twin}", f"/workspace/{twin}"):
+        home.move(twin, itself, overwrite=True)
+    assert (root / twin).read_text() == "one"
+
+
 @pytest.mark.usefixtures("no_replace")
 def test_a_move_that_cannot_be_leaves_everything(home: Home, root: Path) -> None:
     (root / "d" / "sub").mkdir(parents=True)
