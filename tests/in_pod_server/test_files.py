@@ -805,6 +805,15 @@ async def test_text_that_looks_like_json_stays_text(sandbox: Sandbox, content: s
     assert text_of(result) == (content or "[empty]")
 
 
+async def test_base64_in_lines_is_base64(sandbox: Sandbox) -> None:
+    content = base64.encodebytes(bytes(range(256))).decode().replace("\n", "\r\n")
+    await sandbox.call("write_file", path="b", content=content, encoding="base64")
+    assert (sandbox.home / "b").read_bytes() == bytes(range(256))
+    for broken in ("YQ", "YQ==YQ==", "Y!Q="):
+        said = await sandbox.refused("write_file", path="b", content=broken, encoding="base64")
+        assert "content is not base64" in said
+
+
 async def test_binary_files_survive_a_round_trip(sandbox: Sandbox) -> None:
     """L25"""
     archive = sandbox.home.parent / "a.zip"
