@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 10.0
 """How long a daemon is tried for; after that the call ends by its own timeout."""
+TRY_SECONDS = 3.0
+"""For one try: a kubectl may hang on its way as the one before it did."""
 RETRY_SECONDS = (0.05, 1.0)
 
 
@@ -35,11 +37,13 @@ async def cancel(pipes: Pipes, sent: SandboxSession, call_id: str) -> None:
     with anyio.move_on_after(CANCEL_SECONDS, shield=True):
         for pause in pauses(*RETRY_SECONDS):
             try:
-                await pipes.connect(sent.sandbox, sent.pod)
+                with anyio.move_on_after(TRY_SECONDS):
+                    await pipes.connect(sent.sandbox, sent.pod)
                 if session := pipes.get(sent.sandbox.id):
                     if await session.cancel(call_id):
                         return
                     break
+                log.info("not cancelled yet: no pipe within %g s", TRY_SECONDS)
             except NotFound:
                 return
             except PodpipeError as error:

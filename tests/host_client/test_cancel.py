@@ -95,6 +95,27 @@ async def test_a_cancel_on_a_frozen_pipe_stops_the_command(
         assert await ended(await cancelled_when(host, stub, broken))
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [{"after": 0, "ending": "hang"}],
+        [{"after": 300, "ending": "hang"}, {"after": 700, "ending": "close"}],
+        [{"after": 300, "ending": "truncate", "noise": 1_000_000}] * 3,
+    ],
+)
+async def test_a_cancel_outlives_that_the_next_pipe_fails_too(
+    stub: StubCluster, host: Host, faults: list[dict[str, object]]
+) -> None:
+    """A kubectl that hung before its hello took all the time that there was for the cancel."""
+
+    async def broken() -> None:
+        stub.faults(pipe=faults)
+        os.kill(kubectl_of(host), signal.SIGKILL)
+
+    with anyio.fail_after(BOUND):
+        assert await ended(await cancelled_when(host, stub, broken))
+
+
 async def test_a_daemon_that_knows_no_such_cancel_is_told_of(
     stub: StubCluster,
     host: Host,
