@@ -33,6 +33,9 @@ PROTOCOL_VERSION = "2025-11-25"
 METHOD_NOT_FOUND = -32601
 NEWS_KEPT = 64
 """Progress of one call that waits for a slow listener; the oldest is dropped."""
+MOST_SILENCES = 5
+"""How often the time of an answer that waits behind others may begin anew: what brings bytes and not the
+answer for longer takes nothing in any more."""
 EXIT_SECONDS = 0.1
 """How long a child that has ended may leave its stdout open: a child of its own may still hold it."""
 CLOSE_SECONDS = 0.8
@@ -156,8 +159,8 @@ class Pipe(asyncio.SubprocessProtocol):
             method: of the protocol.
             params: for it; written before anything else happens.
             timeout: seconds.
-            of_silence: whether they begin anew with all that comes: on a slow way an answer waits
-                behind others.
+            of_silence: whether they begin anew with all that comes, up to `MOST_SILENCES` of them:
+                on a slow way an answer waits behind others.
             on_progress: receives its progress: done, total, message.
             cancels: asked when this task is cancelled: whether the other end is told to stop.
 
@@ -183,8 +186,8 @@ class Pipe(asyncio.SubprocessProtocol):
 
         def look() -> None:
             nonlocal timer
-            since = max(began, self._heard) if of_silence else began
-            left = since + timeout - self._loop.time()
+            heard = min(self._heard, began + MOST_SILENCES * timeout) if of_silence else began
+            left = max(began, heard) + timeout - self._loop.time()
             if left > 0:
                 timer = self._loop.call_later(left, look)
             else:

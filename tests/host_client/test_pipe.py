@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from host_client.errors import RequestRefused, SessionLost
-from host_client.pipe import NEWS_KEPT, Pipe
+from host_client.pipe import MOST_SILENCES, NEWS_KEPT, Pipe
 from in_pod_server.contract import MAX_REQUEST_BYTES
 
 BOUND = 30
@@ -205,6 +205,29 @@ async def test_a_frozen_child_is_given_up_in_time_and_the_pipe_goes_on() -> None
             await pipe.request("never", timeout=0.1)
         assert caught.value.sent
         assert await pipe.request("m", timeout=BOUND) == {}
+
+
+DRIPS = CHILD + (
+    "    for _ in range(params['drips']): time.sleep(0.1); say(method='notifications/message')\n"
+    "    say(id=n, result={})\n"
+)
+
+
+async def test_an_answer_that_waits_behind_others_is_waited_for_while_they_come() -> None:
+    async with speaking(DRIPS) as pipe:
+        call = {"drips": 12}
+        assert await pipe.request("ask", call, timeout=0.5, of_silence=True) == {}
+        with pytest.raises(SessionLost, match=r"did not answer within 0.5 s"):
+            await pipe.request("ask", call, timeout=0.5)
+
+
+async def test_what_brings_all_but_the_answer_is_given_up_in_the_end() -> None:
+    """Its way out may live while its way in is dead."""
+    async with speaking(DRIPS) as pipe:
+        began = anyio.current_time()
+        with pytest.raises(SessionLost, match="did not answer"):
+            await pipe.request("ask", {"drips": 100}, timeout=0.5, of_silence=True)
+        assert 0.5 * MOST_SILENCES <= anyio.current_time() - began < 8
 
 
 async def test_what_found_no_room_was_not_sent() -> None:
