@@ -6,8 +6,10 @@ by all of them. What only libraries say stays out of it, for it may quote what a
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
+import os
+import select
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from host_client.shared_file import SharedFile
 
 MAX_BYTES = 1024 * 1024
 """Of the file; about ten thousand calls."""
+_STDERR = 2
 FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s[%(process)d]: %(message)s"
 
 
@@ -36,6 +39,29 @@ class FileHandler(logging.Handler):
         self._file.append(self.format(record).encode("utf-8", "backslashreplace"))
 
 
+class StderrHandler(logging.Handler):
+    """Writes records to stderr, which is never waited for: not every client reads it.
+
+    Whether another takes something now is asked before each piece, for the descriptor is not ours
+    alone and so cannot be told not to wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missed = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, or as much of it as is taken; the next one says what was not."""
+        text = f"{self.format(record)}\n"
+        if self._missed:
+            text = f"\n[{self._missed} records before this were not read here]\n{text}"
+        rest = text.encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):
+            while rest and select.select([], [_STDERR], [], 0)[1]:
+                rest = rest[os.write(_STDERR, rest[: select.PIPE_BUF]) :]
+        self._missed = self._missed + 1 if rest else 0
+
+
 def _is_ours_or_matters(record: logging.LogRecord) -> bool:
     """Whether a record is podpipe's, or a library's warning: below that they repeat messages whole."""
     return record.name.startswith("host_client") or record.levelno >= logging.WARNING
@@ -49,7 +75,7 @@ def configure(settings: Settings) -> None:
     """
     formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
-    stderr = logging.StreamHandler(sys.stderr)
+    stderr = StderrHandler()
     stderr.setLevel(settings.log_level)
     stderr.addFilter(_is_ours_or_matters)
     handlers: list[logging.Handler] = [stderr]

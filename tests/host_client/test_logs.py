@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from host_client import logs
 from host_client.logs import FileHandler
 from host_client.shared_file import KEPT_FILES, SharedFile
 
@@ -130,3 +131,22 @@ def test_what_libraries_log_stays_out_of_it(path: Path) -> None:
     file.handle(record("arguments: hunter2", name="mcp.server"))
     file.handle(record("ours"))
     assert path.read_text(encoding="utf-8") == "ours\n"
+
+
+def test_a_stderr_that_nobody_reads_is_not_waited_for_and_is_told_what_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, sink = os.pipe()
+    monkeypatch.setattr(logs, "_STDERR", sink)
+    handler = logs.StderrHandler()
+    with os.fdopen(source, "rb") as read, os.fdopen(sink, "wb", 0):
+        for number in range(10_000):
+            handler.handle(record(f"{number} {'x' * 100}"))
+        os.set_blocking(source, False)
+        kept = (read.read() or b"").count(b"\n")
+        assert 0 < kept < 10_000
+        handler.handle(record("on"))
+        handler.handle(record("and on"))
+        said = f"\n[{10_000 - kept} records before this were not read here]\non\nand on\n"
+        assert (read.read() or b"").decode() == said
+    handler.handle(record("to nobody at all"))

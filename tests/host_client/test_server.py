@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,6 +308,29 @@ def test_replies_in_flight_are_given_after_stdin_ended(
         subprocess.run(argv, stdin=source, stdout=sink, env=environment, timeout=30, check=True)
     for out in (piped, answers.read_bytes()):
         assert sorted(json.loads(line)["id"] for line in out.splitlines()) == [1, 2, 3, 4]
+
+
+def test_a_client_that_never_reads_stderr_is_served_as_any(
+    stub: StubCluster, environment: dict[str, str]
+) -> None:
+    """One line of the log more than its pipe holds, and the server stood still for ever."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    with os.fdopen(source, "rb"), os.fdopen(sink, "wb", 0) as stderr:
+        while stderr.write(b"x" * 4096):
+            pass
+        os.set_blocking(sink, True)
+        serve = Serve(environment | {"PODPIPE_LOG_LEVEL": "INFO"}, stderr)
+        ended = threading.Timer(BOUND, serve.process.kill)
+        ended.start()
+        try:
+            serve.initialize()
+            assert not serve.call("create_sandbox", name="work").get("isError")
+            ran = serve.call("run_command", sandbox_id="work", command="echo on")
+            assert ran["structuredContent"]["stdout"] == "on\n"
+        finally:
+            assert serve.close() == 0
+            ended.cancel()
 
 
 def test_a_client_that_does_not_read_for_long_loses_nothing_and_delays_no_other(
