@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
 
 from host_client import manifest
 from host_client.clock import utc_now
@@ -255,3 +256,17 @@ def sandbox(cluster: Cluster) -> Iterator[str]:
     yield "work"
     cluster.environment["PODPIPE_USER"] = user
     assert cluster.podpipe("destroy", "work", "--purge-home", "--yes").returncode == 0
+
+
+async def does_the_main_job(server: StdioServerParameters) -> None:
+    """Have a client start a server and make a sandbox, run a command in it, and destroy it."""
+    async with Client(server) as client:
+        assert len((await client.list_tools()).tools) > 15
+        made = await client.call_tool("create_sandbox", {"name": "work"})
+        assert not made.is_error, made.content
+        asked = {"sandbox_id": "work", "command": "echo hello"}
+        ran = await client.call_tool("run_command", asked)
+        assert ran.structured_content
+        assert ran.structured_content["stdout"] == "hello\n"
+        gone = await client.call_tool("destroy_sandbox", {"sandbox_id": "work"})
+        assert not gone.is_error

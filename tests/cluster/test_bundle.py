@@ -13,7 +13,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from host_client.local import bundle
-from tests.cluster.conftest import ROOT, Cluster
+from tests.cluster.conftest import ROOT, Cluster, does_the_main_job
 from tests.node import installed, node
 
 BOUND = 120
@@ -88,17 +88,7 @@ async def test_the_bundle_does_the_main_job_as_the_app_starts_it(
     desktop: StdioServerParameters,
 ) -> None:
     with anyio.fail_after(BOUND):
-        async with Client(desktop) as client:
-            assert len((await client.list_tools()).tools) > 15
-            sandbox = await client.call_tool("create_sandbox", {"name": "bundled"})
-            assert not sandbox.is_error, sandbox.content
-            answer = await client.call_tool(
-                "run_command", {"sandbox_id": "bundled", "command": "echo hello"}
-            )
-            assert answer.structured_content
-            assert answer.structured_content["stdout"] == "hello\n"
-            gone = await client.call_tool("destroy_sandbox", {"sandbox_id": "bundled"})
-            assert not gone.is_error
+        await does_the_main_job(desktop)
 
 
 async def test_two_servers_bound_to_one_absent_name_make_one_sandbox(

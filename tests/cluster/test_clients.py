@@ -14,7 +14,7 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.cluster.conftest import ROOT, Cluster
+from tests.cluster.conftest import ROOT, Cluster, does_the_main_job
 from tests.node import installed, node
 from tests.turns import SOON_SECONDS
 
@@ -45,17 +45,7 @@ async def test_a_client_with_a_bare_environment_does_the_main_job(
     desktop: StdioServerParameters,
 ) -> None:
     with anyio.fail_after(BOUND):
-        async with Client(desktop) as client:
-            assert len((await client.list_tools()).tools) > 15
-            made = await client.call_tool("create_sandbox", {"name": "work"})
-            assert not made.is_error, made.content
-            ran = await client.call_tool(
-                "run_command", {"sandbox_id": "work", "command": "echo hello"}
-            )
-            assert ran.structured_content
-            assert ran.structured_content["stdout"] == "hello\n"
-            gone = await client.call_tool("destroy_sandbox", {"sandbox_id": "work"})
-            assert not gone.is_error
+        await does_the_main_job(desktop)
 
 
 async def test_three_copies_work_on_one_sandbox_at_once(desktop: StdioServerParameters) -> None:
