@@ -48,6 +48,8 @@ HEAD_SECONDS = 10.0
 LOOKUPS = 4
 """Sandboxes that are looked for at once: any page may name hosts that do not exist."""
 TAKE_OVER_SECONDS = 1.0
+STOPPED_SECONDS = 60.0
+"""How long one of ours that listened may not answer: a person may have stopped it, and let it go on."""
 RETRY_SECONDS = 2
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -96,6 +98,7 @@ class Listener:
             PodpipeError: as `loopback.listening`.
         """
         told = False
+        answered = anyio.current_time()
         while True:
             try:
                 async with listening(self._port, self._handle, self._tasks):
@@ -104,10 +107,15 @@ class Listener:
                     log.info("listening on port %d", self._port)
                     await anyio.sleep_forever()
             except PortTaken as taken:
-                if not await self._ours():
+                ours = await self._ours()
+                if ours:
+                    answered = anyio.current_time()
+                waits = ours is None and anyio.current_time() - answered < STOPPED_SECONDS
+                if not ours and not (told and waits):
                     raise PortTaken(
                         f"port {self._port} of this machine is taken by another program, or by podpipe "
-                        "for another user or cluster; set PODPIPE_OPEN_PORT to a free one"
+                        f"for another user or cluster{'' if ours is False else ', and does not answer'}; "
+                        "set PODPIPE_OPEN_PORT to a free one"
                     ) from taken
                 if not told:
                     task_status.started(False)
@@ -119,8 +127,8 @@ class Listener:
         facts = [self._host.settings.user, kubectl.target.server, kubectl.namespace]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    async def _ours(self) -> bool:
-        """Whether who listens there serves the same user's sandboxes."""
+    async def _ours(self) -> bool | None:
+        """Whether who listens there serves the same user's sandboxes; None where it does not say."""
         request = f"GET {WHO} HTTP/1.1\r\nHost: {DOMAIN}\r\nConnection: close\r\n\r\n"
         said = b""
         with anyio.move_on_after(HEAD_SECONDS):
@@ -133,7 +141,8 @@ class Listener:
                 return said.endswith(self._owner().encode("ascii"))
             except (OSError, anyio.BrokenResourceError):
                 return True  # It has just gone; the next try shows.
-        return False
+            return False
+        return None
 
     async def _handle(self, client: End) -> None:
         try:

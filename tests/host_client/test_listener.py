@@ -305,6 +305,39 @@ async def test_two_of_one_user_share_the_port_and_the_second_takes_over(
             tasks.cancel_scope.cancel()
 
 
+async def test_the_second_waits_for_a_first_that_is_stopped_for_a_while(
+    stub: StubCluster, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ctrl-Z, say: the second took it for another program, and ended."""
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listening, "TAKE_OVER_SECONDS", 0.1)
+    looks = 0
+
+    async def stopped(_: object) -> None:
+        nonlocal looks
+        looks += 1
+        await anyio.sleep_forever()
+
+    async with (
+        listened(stub, runtime) as first,
+        Host(stub.settings(XDG_RUNTIME_DIR=str(runtime.parent))) as host,
+        anyio.create_task_group() as tasks,
+    ):
+        assert await tasks.start(Listener(host, first.port, tasks).serve) is False
+        monkeypatch.setattr(first.listener, "_lead", stopped)
+        while looks < 3:  # noqa: ASYNC110 - the other's loop does it
+            await anyio.sleep(0.05)
+        first.listener._tasks.cancel_scope.cancel()
+        while True:
+            try:
+                status, _ = await first.ask(DOMAIN, WHO)
+                break
+            except OSError:
+                await anyio.sleep(0.1)
+        assert status == 200
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("other", ["another user", "another program", "a silent program"])
 async def test_a_port_that_another_has_is_told_with_the_setting(
     stub: StubCluster, runtime: Path, other: str, gateway: ThreadingHTTPServer,
@@ -600,6 +633,7 @@ async def test_a_joined_host_goes_on_where_another_program_was_quicker(
 ) -> None:
     monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(listening, "TAKE_OVER_SECONDS", 0.5)
+    monkeypatch.setattr(listening, "STOPPED_SECONDS", 0.0)
     port = free_port()
     settings = stub.settings(PODPIPE_OPEN_PORT=str(port))
     with anyio.fail_after(60):
