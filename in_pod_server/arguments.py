@@ -30,8 +30,9 @@ def to_bytes(content: str, encoding: Literal["text", "base64"], *, name: str) ->
     """
     if encoding == "base64":
         try:
-            # In lines, as base64(1) writes it, it is base64 all the same.
-            return base64.b64decode("".join(content.split()), validate=True)
+            # In lines, as base64(1) writes it, it is base64 all the same; words are not.
+            joined = content.replace("\r", "").replace("\n", "")
+            return base64.b64decode(joined, validate=True)
         except ValueError as exc:
             reason = f"{name} is not base64 ({exc}): send text with encoding=text"
             raise ArgumentError(reason) from None

@@ -809,7 +809,7 @@ async def test_base64_in_lines_is_base64(sandbox: Sandbox) -> None:
     content = base64.encodebytes(bytes(range(256))).decode().replace("\n", "\r\n")
     await sandbox.call("write_file", path="b", content=content, encoding="base64")
     assert (sandbox.home / "b").read_bytes() == bytes(range(256))
-    for broken in ("YQ", "YQ==YQ==", "Y!Q="):
+    for broken in ("YQ", "YQ==YQ==", "Y!Q=", "four more", "\tYQ=="):
         said = await sandbox.refused("write_file", path="b", content=broken, encoding="base64")
         assert "content is not base64" in said
 
