@@ -236,19 +236,21 @@ def free_port() -> int:
         return port
 
 
+def accepts(port: int) -> bool:
+    """Whether somebody listens on a port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def web_app() -> Iterator[int]:
     """An app that runs; its port."""
     port = free_port()
     process = subprocess.Popen([sys.executable, str(APP), str(port)])
 
-    def accepts() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
     try:
-        eventually(accepts)
+        eventually(lambda: accepts(port))
         yield port
     finally:
         process.kill()
@@ -343,13 +345,8 @@ def proxy(config: str, port: int) -> Iterator[None]:
     with process.stdin:
         process.stdin.write(config.encode())
 
-    def accepts() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
     try:
-        eventually(accepts)
+        eventually(lambda: accepts(port))
         yield
     finally:
         process.terminate()
